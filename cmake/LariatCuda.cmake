@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+# Decides whether the CUDA backend is built: sets LARIAT_WITH_CUDA and LARIAT_CUDA_SUMMARY.
+set(LARIAT_WITH_CUDA OFF)
+set(LARIAT_CUDA_SUMMARY " (no cuda: switched off)")
+if(NOT LARIAT_CUDA STREQUAL "OFF")
+  include(CheckLanguage)
+  if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+    # The toolkit's own folder is often not on PATH.
+    find_program(LARIAT_NVCC nvcc HINTS /usr/local/cuda/bin)
+    if(LARIAT_NVCC)
+      set(CMAKE_CUDA_COMPILER ${LARIAT_NVCC})
+    endif()
+  endif()
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    if(NOT CMAKE_CUDA_ARCHITECTURES)
+      # Machine code for Hopper, PTX for everything from Ampere on.
+      set(CMAKE_CUDA_ARCHITECTURES "90a-real;80-virtual" CACHE STRING "CUDA targets")
+    endif()
+    enable_language(CUDA)
+    find_package(CUDAToolkit 12.4)
+  endif()
+  if(CUDAToolkit_FOUND)
+    set(LARIAT_WITH_CUDA ON)
+    set(LARIAT_CUDA_SUMMARY
+        " cuda (toolkit ${CUDAToolkit_VERSION}, targets ${CMAKE_CUDA_ARCHITECTURES})")
+  elseif(LARIAT_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "LARIAT_CUDA=ON, but no CUDA toolkit of version 12.4 or later was found")
+  else()
+    set(LARIAT_CUDA_SUMMARY " (no cuda: no toolkit of version 12.4 or later was found)")
+  endif()
+endif()

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+# lariat_target(NAME): the settings every target of this project shares. Nothing global is set, so
+# that the tree can be a part of another one.
+function(lariat_target name)
+  target_compile_features(${name} PUBLIC cxx_std_20)
+  set_target_properties(${name} PROPERTIES CXX_EXTENSIONS OFF CUDA_STANDARD 20
+                                           CUDA_STANDARD_REQUIRED ON POSITION_INDEPENDENT_CODE ON)
+  set(warnings -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion
+               -Wnon-virtual-dtor -Woverloaded-virtual)
+  # Products and sums are rounded one by one (docs/numerics.md), so no contraction into FMA.
+  target_compile_options(${name} PRIVATE
+    $<$<COMPILE_LANGUAGE:CXX>:${warnings};-ffp-contract=off>
+    $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-ffp-contract=off;--expt-relaxed-constexpr>)
+  if(LARIAT_WERROR)
+    target_compile_options(${name} PRIVATE
+      $<$<COMPILE_LANGUAGE:CXX>:-Werror>
+      $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings;-Xcompiler=-Werror>)
+  endif()
+  if(LARIAT_SANITIZE)
+    target_compile_options(${name} PRIVATE
+      $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${LARIAT_SANITIZE};-fno-omit-frame-pointer;-fno-sanitize-recover=all>)
+    target_link_options(${name} PUBLIC -fsanitize=${LARIAT_SANITIZE})
+  endif()
+endfunction()

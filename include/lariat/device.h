@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <memory>
+#include <string>
+
+#include "lariat/status.h"
+#include "lariat/types.h"
+
+namespace lariat {
+
+class Backend;  // the internal interface (src/backend/backend.h)
+class DeviceBuffer;
+
+// A device: memory, streams, events and copies, on CUDA, on the CPU, or on nothing at all (null:
+// addresses without memory, every call succeeds at once).
+//
+// A Device is a handle; copies name the same device. Owns nothing but what keeps the device usable.
+// Threads: calls may come from any thread; one stream or buffer is for one thread at a time.
+class Device {
+ public:
+  // kind: kAuto takes CUDA where a device answers, else the CPU.
+  // ordinal: CUDA device number; 0 elsewhere.
+  // Errors: kUnsupported (CUDA not built in), kInvalidArgument (no such ordinal), kDeviceError.
+  static Result<Device> Create(BackendKind kind, int ordinal = 0);
+  explicit Device(std::shared_ptr<Backend> backend);
+
+  BackendKind kind() const;
+  // A name to print, "NVIDIA H200" or "cpu".
+  std::string name() const;
+
+  // The new buffer's bytes are unspecified.
+  // Errors: kResourceExhausted, naming the bytes asked for.
+  Result<DeviceBuffer> Allocate(MemoryKind kind, std::size_t bytes);
+
+  // Streams made here do not synchronise with the default stream. Destroy them after their work.
+  Result<Stream> CreateStream();
+  void DestroyStream(Stream stream) noexcept;
+  Status Synchronize(Stream stream);  // blocks the host until the stream's work is done
+
+  Result<Event> CreateEvent();
+  void DestroyEvent(Event event) noexcept;
+  Status Record(Event event, Stream stream);
+  Status Wait(Stream stream, Event event);  // the stream waits; the host does not
+  Result<bool> Query(Event event);          // whether the event has passed; never blocks
+
+  // Ordered on the stream; asynchronous where the host side is pinned. The memory on both sides
+  // must live until the stream has passed the call. bytes 0 is a no-op.
+  Status CopyToDevice(void* dst, const void* src, std::size_t bytes, Stream stream);
+  Status CopyToHost(void* dst, const void* src, std::size_t bytes, Stream stream);
+  Status Fill(void* dst, std::uint8_t value, std::size_t bytes, Stream stream);
+
+  Backend& backend() const { return *backend_; }
+
+ private:
+  std::shared_ptr<Backend> backend_;
+};
+
+// Owns one allocation; frees it on destruction, without waiting for work that still uses it.
+class DeviceBuffer {
+ public:
+  DeviceBuffer() = default;
+  DeviceBuffer(std::shared_ptr<Backend> backend, MemoryKind kind, void* data, std::size_t bytes);
+  DeviceBuffer(DeviceBuffer&& other) noexcept;
+  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept;
+  ~DeviceBuffer();
+
+  void* data() const { return data_; }
+  std::size_t size() const { return bytes_; }  // bytes
+
+ private:
+  std::shared_ptr<Backend> backend_;
+  MemoryKind kind_ = MemoryKind::kDevice;
+  void* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace lariat

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cstdint>
+
+#include "lariat/ops.h"
+
+// Parameter blocks of the backend operations that are not public. The public ones are in
+// lariat/ops.h.
+
+namespace lariat {
+
+// First bytes of a step's upload, followed by `padded_sequences` StepEntry, then int32 words that
+// the entries point into.
+struct StepHeader {
+  std::int32_t num_tokens = 0;        // rows of the step
+  std::int32_t padded_tokens = 0;     // >= num_tokens
+  std::int32_t num_sequences = 0;     // entries that hold a sequence
+  std::int32_t padded_sequences = 0;  // >= num_sequences
+  FaultRecord* fault = nullptr;       // where this step's appends record faults
+};
+
+// One sequence's share of a step.
+struct StepEntry {
+  std::int32_t resident_row = 0;  // row of StepTablesParams::resident
+  std::int32_t first_row = 0;     // of the step's rows; the rows are [first_row, first_row + count)
+  std::int32_t start = 0;         // tokens the sequence holds before this step
+  std::int32_t count = 0;         // rows, >= 1
+  // Changed block-table entries: words[delta_word .. + delta_count) replace
+  // resident[resident_row][delta_first ..].
+  std::int32_t delta_first = 0;
+  std::int32_t delta_count = 0;
+  std::int32_t delta_word = 0;
+  std::int32_t position_word = -1;  // words[position_word .. + count) are the positions; -1: start + i
+};
+
+struct BlockCopy {
+  void* dst = nullptr;
+  const void* src = nullptr;
+  std::size_t bytes = 0;
+};
+
+// BuildStepTables: applies the table changes of an upload to the resident rows and writes the
+// arrays that appends and attention read. One launch.
+//   For entry b and i < count, with n = start + i and row = resident[resident_row]:
+//     slots[first_row + i] = row[n / block_size] * block_size + n % block_size
+//     positions[first_row + i] = words[position_word + i], or n
+//   cu_seqlens[b] = first_row, seqused_k[b] = start + count,
+//   block_table[b, j] = row[j] for j < ceil((start + count) / block_size), else 0.
+//   Padding: slots -1, positions 0, cu_seqlens num_tokens, seqused_k 0, block_table 0.
+// `filled[b]` remembers how many entries of block_table[b] are not known to be 0; it starts at 0.
+struct StepTablesParams {
+  const void* upload = nullptr;   // device: StepHeader, StepEntry[], int32 words
+  StepHeader header;              // the same header, for the launch
+  int block_size = 1;
+  std::int32_t* resident = nullptr;     // [rows, table_stride]
+  std::int64_t table_stride = 0;        // also of block_table
+  std::int64_t* slots = nullptr;        // [padded_tokens]
+  std::int32_t* positions = nullptr;    // [padded_tokens]
+  std::int32_t* cu_seqlens = nullptr;   // [padded_sequences + 1]
+  std::int32_t* seqused_k = nullptr;    // [padded_sequences]
+  std::int32_t* block_table = nullptr;  // [padded_sequences, table_stride]
+  std::int32_t* filled = nullptr;       // [padded_sequences]
+  FaultRecord** fault = nullptr;        // receives header.fault
+};
+
+}  // namespace lariat
