@@ -1,0 +1,409 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lariat/device.h"
+#include "lariat/ops.h"
+#include "lariat/rope.h"
+#include "lariat/status.h"
+#include "lariat/types.h"
+
+namespace lariat {
+
+// --- Configuration --------------------------------------------------------------------------
+
+enum class LayerKind : std::uint8_t { kFull, kSliding, kChunked, kMla, kLinear };
+
+// What one layer stores per token. kSliding, kChunked, kMla and kLinear are kUnsupported for now,
+// and all layers must be alike (one group).
+struct LayerSpec {
+  LayerKind kind = LayerKind::kFull;
+  int kv_heads = 0;  // of the whole model, before `shard`; >= 1
+  int k_dim = 0;     // elements of a key head: even, 2..512
+  int v_dim = 0;     // elements of a value head: even, 2..512
+  int rope = -1;     // index into CacheConfig::ropes; -1: keys are stored as they come
+  int window = 0;    // tokens, for kSliding; 0 otherwise
+
+  friend bool operator==(const LayerSpec&, const LayerSpec&) = default;
+};
+
+// Which tensor-parallel rank this cache serves. A rank stores kv_heads / size heads; where size is
+// the larger, heads are replicated: rank r stores head r * kv_heads / size. One must divide the
+// other.
+struct Shard {
+  int rank = 0;
+  int size = 1;
+};
+
+// How much memory the pool takes: exactly one of the three.
+struct MemoryConfig {
+  std::int64_t num_blocks = 0;  // blocks of every layer
+  std::int64_t bytes = 0;       // as many whole blocks as fit
+  bool unlimited = false;       // grows for ever; null backend only
+  void* caller_memory = nullptr;  // kUnsupported for now
+};
+
+// Order of a pool's planes. kBlockMajor is [block][layer][K|V][row][head][element]: a block is one
+// run of bytes. kLayerMajor is [layer][K|V][block][row][head][element] and is built for the
+// contiguous case alone: block_size >= max_tokens_per_sequence, one block per sequence.
+enum class Layout : std::uint8_t { kBlockMajor, kLayerMajor };
+
+// Order inside a plane: rows of heads, or heads of rows (kUnsupported for now).
+enum class Order : std::uint8_t { kNHD, kHND };
+
+// What a prefix hit may consist of: nothing, whole blocks, or single tokens (kUnsupported for now).
+enum class Reuse : std::uint8_t { kNone, kBlock, kToken };
+
+struct CacheConfig {
+  // --- what is stored ---
+  std::vector<LayerSpec> layers;
+  std::vector<RopeSpec> ropes;
+  DType dtype = DType::kBF16;  // fp32, fp16, bf16
+  float k_scale = 1.0F;        // fp8 only
+  float v_scale = 1.0F;        // fp8 only
+  Shard shard;
+
+  // --- how much, and where ---
+  BackendKind backend = BackendKind::kAuto;
+  int device_ordinal = 0;
+  MemoryConfig memory;
+  int block_size = 16;  // tokens per block, >= 1
+  Layout layout = Layout::kBlockMajor;
+  Order order = Order::kNHD;
+
+  // --- how it is used ---
+  Reuse reuse = Reuse::kBlock;
+  int max_steps_in_flight = 2;                 // 1..16
+  int max_sequences = 256;                     // open at once, >= 1
+  std::int64_t max_tokens_per_sequence = 0;    // required; sizes RoPE and block tables
+  std::int64_t max_tokens_per_step = 8192;     // rows of one step, padding included
+};
+
+// What a configuration would take, in bytes.
+struct MemoryFootprint {
+  std::int64_t bytes_per_token = 0;  // all layers, K and V, this rank
+  std::int64_t bytes_per_block = 0;  // block_size tokens
+  std::int64_t num_blocks = 0;       // 0 when unlimited
+  std::int64_t pool_bytes = 0;
+  std::int64_t rope_table_bytes = 0;
+  std::int64_t step_array_bytes = 0;   // device arrays of StepView and what feeds them
+  std::int64_t pinned_host_bytes = 0;  // staging ring and fault records
+};
+
+enum class Feature : std::uint8_t { kTransfers, kReleaseReacquire, kTokenReuse, kCheckSlots };
+
+// --- Sequences ------------------------------------------------------------------------------
+
+// What must agree, besides the tokens, before one sequence may use another's blocks.
+struct OpenOptions {
+  std::string_view salt = {};                      // tenant isolation
+  std::string_view adapter = {};                   // LoRA or similar
+  std::span<const std::uint64_t> extra_keys = {};  // content behind placeholder tokens (images)
+  std::int64_t max_length = 0;                     // tokens; 0: max_tokens_per_sequence
+};
+
+struct PrefixMatch {
+  std::int64_t tokens = 0;       // a first Plan would find this many cached on the device
+  std::int64_t blocks = 0;       // in this many blocks
+  std::int64_t idle_blocks = 0;  // of which nobody holds these now
+};
+
+struct Extent {
+  std::int64_t settled = 0;     // tokens kept by Commit (a prefix hit counts from the first Commit)
+  std::int64_t planned = 0;     // settled plus the certain rows of live steps
+  std::int64_t known = 0;       // token ids known from the start on
+  std::int64_t min_length = 0;  // Truncate may go back to here
+};
+
+// --- Steps ----------------------------------------------------------------------------------
+
+// One sequence's share of a step.
+struct StepItem {
+  SequenceId sequence = SequenceId::kNone;
+  // New rows, >= 1. On a sequence's first Plan an upper bound: rows start behind the prefix hit and
+  // end with the prompt at the latest.
+  std::int64_t num_tokens = 0;
+  std::int64_t num_drafts = 0;  // of which the last ones may be rejected; < num_tokens
+  // RoPE positions of the rows, [num_tokens] counted from the first row; empty: the row's index in
+  // the sequence. On a first Plan, from the row behind the hit.
+  std::span<const std::int32_t> positions = {};
+};
+
+// Pads a step, so that a CUDA graph captured for this shape can be replayed. 0: as many as there are.
+struct StepShape {
+  std::int64_t max_tokens = 0;
+  int max_sequences = 0;
+};
+
+// One sequence's rows in a planned step.
+struct StepRows {
+  SequenceId sequence = SequenceId::kNone;
+  std::int64_t first_row = 0;  // of the step
+  std::int64_t start = 0;      // the first row's index in the sequence
+  std::int64_t count = 0;
+  std::int64_t hit = 0;        // tokens found cached, on the sequence's first plan; else 0
+};
+
+// What stays of one sequence's rows.
+struct StepCommit {
+  SequenceId sequence = SequenceId::kNone;
+  std::int64_t kept = 0;  // count - drafts .. count
+  // Ids of kept rows past the prompt, in order: what was fed in, not what was sampled. Fewer than
+  // there are rows: the rest comes later by SetTokens.
+  std::span<const TokenId> tokens = {};
+};
+
+struct SequenceNeed {
+  SequenceId sequence = SequenceId::kNone;
+  std::int64_t blocks = 0;  // new blocks, copies included
+};
+
+// Why a Plan found no room.
+struct PlanFailure {
+  std::int64_t needed = 0;      // new blocks over all items
+  std::int64_t available = 0;   // free and idle ones, after the items' prefix hits were claimed
+  std::int64_t in_transit = 0;  // blocks of transfers under way
+  std::vector<SequenceNeed> sequences;
+};
+
+// A fault that a step's operations recorded on the device.
+struct StepFault {
+  std::uint64_t step = 0;  // Step::id
+  FaultKind kind = FaultKind::kNone;
+  std::int64_t token = 0;  // row of the step
+  std::int64_t value = 0;  // the slot or position
+};
+
+struct PollReport {
+  int live_steps = 0;         // prepared, neither committed nor discarded
+  int pending_events = 0;     // ended steps whose device work has not passed yet
+  std::vector<StepFault> faults;
+};
+
+class KVCache;
+
+// A planned step. Movable; dropping it before Prepare undoes the plan exactly; dropping it later
+// without Commit or Discard discards it (at once, or as soon as the steps behind it have ended).
+// REQUIRES: does not outlive its cache.
+class Step {
+ public:
+  Step() = default;
+  Step(Step&& other) noexcept;
+  Step& operator=(Step&& other) noexcept;
+  ~Step();
+
+  bool valid() const { return impl_ != nullptr; }
+  std::uint64_t id() const { return id_; }  // counts up from 1 in plan order
+  std::int64_t num_tokens() const;     // rows
+  std::int64_t padded_tokens() const;  // rows with padding: the T of an Append
+  int padded_sequences() const;
+  // In the order of the items. Valid until the step has ended.
+  std::span<const StepRows> rows() const;
+
+ private:
+  friend class KVCache;
+  void* impl_ = nullptr;
+  std::uint64_t id_ = 0;
+};
+
+// Inputs of one layer's append, device memory. Row t is the step's row t; padded_tokens() rows are
+// read where the captured shape is padded (their contents do not matter).
+struct AppendInputs {
+  DType dtype = DType::kBF16;  // of k, v and q: the cache's, or fp32
+  const void* k = nullptr;     // [T, kv_heads, k_dim], this rank's heads
+  const void* v = nullptr;     // [T, kv_heads, v_dim]
+  void* q = nullptr;           // [T, q_heads, k_dim], turned in place; null: none
+  int q_heads = 0;
+  // Elements; 0: contiguous.
+  std::int64_t k_token_stride = 0, k_head_stride = 0;
+  std::int64_t v_token_stride = 0, v_head_stride = 0;
+  std::int64_t q_token_stride = 0, q_head_stride = 0;
+};
+
+// Arrays of the most recently prepared step, device memory at addresses that never change. They hold
+// padded_tokens / padded_sequences valid entries; null pointers on the null backend.
+struct StepView {
+  const std::int64_t* slots = nullptr;      // [max_tokens_per_step]; padding -1
+  const std::int32_t* positions = nullptr;  // [max_tokens_per_step]; padding 0
+  const std::int32_t* cu_seqlens = nullptr;   // [max_sequences + 1]; padding T
+  const std::int32_t* seqused_k = nullptr;    // [max_sequences], tokens after this step's append; padding 0
+  const std::int32_t* block_table = nullptr;  // [max_sequences, block_table_stride], batch order; padding 0
+  std::int64_t block_table_stride = 0;        // ceil(max_tokens_per_sequence / block_size)
+};
+
+// One layer's planes, for an attention kernel. Element (block, row, head, i) of K is at
+// k + block * k_block_stride + row * k_row_stride + head * k_head_stride + i, in elements.
+struct LayerView {
+  DType dtype = DType::kBF16;
+  int kv_heads = 0;  // this rank's
+  int k_dim = 0;
+  int v_dim = 0;
+  int block_size = 0;
+  std::int64_t num_blocks = 0;
+  void* k = nullptr;
+  void* v = nullptr;
+  std::int64_t k_block_stride = 0, k_row_stride = 0, k_head_stride = 0;
+  std::int64_t v_block_stride = 0, v_row_stride = 0, v_head_stride = 0;
+  const float* cos = nullptr;  // [num_positions, rotary_dim / 2]; null without RoPE
+  const float* sin = nullptr;
+  std::int64_t num_positions = 0;
+};
+
+// Counters since Create, and the pool now. free + idle + held + reserved + in_transit = total.
+struct Stats {
+  std::int64_t total_blocks = 0;     // grows when unlimited
+  std::int64_t free_blocks = 0;
+  std::int64_t idle_blocks = 0;      // cached, held by nobody
+  std::int64_t held_blocks = 0;
+  std::int64_t reserved_blocks = 0;  // taken by live steps, not committed yet
+  std::int64_t in_transit_blocks = 0;
+  std::int64_t peak_used_blocks = 0;  // most held + reserved at once
+  std::int64_t indexed_blocks = 0;
+  std::int64_t evicted_blocks = 0;    // indexed blocks erased to make room
+  std::int64_t merged_blocks = 0;     // full blocks found equal to an indexed one at Commit
+  std::int64_t copied_blocks = 0;     // copy-on-write
+  std::int64_t hit_tokens = 0;        // claimed by first Plans that were prepared
+  std::int64_t tokens_committed = 0;
+  std::int64_t sequences = 0;  // open
+  std::int64_t live_steps = 0;
+};
+
+// Owns the key and value blocks of one model on one device (one tensor-parallel rank).
+//
+// A step is Plan -> Prepare -> Append once per layer -> Commit; see docs/architecture.md. Up to
+// max_steps_in_flight steps live at once. A failed call changes nothing.
+//
+// Threads: externally synchronised; GetStats may be called from any thread.
+// Streams: the steps that live at once share one stream; a new stream first waits for the last
+//   step's event. Nothing here blocks the host but Create, ReadRows and the destructor.
+// Determinism: the same calls in the same order give the same handles, slots, hits, evictions and
+//   errors, whatever the device does meanwhile (a device fault is the one exception, see Poll).
+// Ownership: the cache owns its pool and tables; inputs are the caller's and must live until the
+//   stream has passed the call.
+class KVCache {
+ public:
+  // Allocates everything up front and zeroes the pool.
+  // Errors: kInvalidArgument (a field out of range), kUnsupported (valid, not built),
+  //   kResourceExhausted (device or host memory), kDeviceError.
+  static Result<KVCache> Create(const CacheConfig& config);
+  // On a device of the caller's; config.backend and device_ordinal are not read.
+  static Result<KVCache> Create(const CacheConfig& config, Device device);
+  // Allocates nothing.
+  static Result<MemoryFootprint> Footprint(const CacheConfig& config);
+  // Ok, or why not.
+  static Status Supports(const CacheConfig& config, Feature feature);
+
+  KVCache(KVCache&&) noexcept;
+  KVCache& operator=(KVCache&&) noexcept;
+  ~KVCache();  // waits for the device work of its steps
+
+  const CacheConfig& config() const;
+  Device& device();
+  MemoryFootprint footprint() const;
+
+  // What a prompt would find cached. Claims nothing, so the answer may be stale at Plan.
+  PrefixMatch Match(std::span<const TokenId> prompt, const OpenOptions& options = {}) const;
+  // The same for an open sequence that was not planned yet. Remembers where it stopped, so asking
+  // again is cheap. Errors: kInvalidArgument (unknown, or planned already).
+  Result<PrefixMatch> Match(SequenceId sequence);
+
+  // Opens a sequence and copies its prompt (may be empty: then the first rows are past the prompt).
+  // Errors: kInvalidArgument (prompt longer than max_length, max_length out of range),
+  //   kResourceExhausted (max_sequences are open), kNotReady (a plan is not prepared yet).
+  Result<SequenceId> Open(std::span<const TokenId> prompt, const OpenOptions& options = {});
+
+  // Reserves rows for one ragged batch, items in order; host only. Until the step is prepared or
+  // dropped, only Match, stats, views and Prepare are legal (else kNotReady).
+  //   failure: if not null, filled when the answer is kResourceExhausted or kNeverFits
+  // Errors: kInvalidArgument (unknown sequence, one twice, a count or position out of range, past
+  //   max_length, a shape too small), kResourceExhausted, kNeverFits (one item alone needs more
+  //   blocks than there are), kNotReady (steps in flight, or drafts of this sequence undecided),
+  //   kCorruptData (the sequence holds a block with a device fault).
+  Result<Step> Plan(std::span<const StepItem> items, const StepShape& shape = {},
+                    PlanFailure* failure = nullptr);
+
+  // Takes the plan: erases victims from the index, starts copy-on-write copies and the upload of
+  // what changed. Not to be captured in a graph.
+  // Errors: kInvalidArgument (prepared already), kDeviceError.
+  Status Prepare(Step& step, Stream stream);
+
+  // Rotates and stores one layer's rows. One launch; capturable.
+  // REQUIRES: the prepared step is the most recent one.
+  // Errors: kInvalidArgument, kNotReady (not prepared, or not the most recent), kDeviceError.
+  Status Append(const Step& step, int layer, const AppendInputs& inputs, Stream stream);
+
+  // Settles the rows, makes full blocks with known ids open to reuse, and records one event. The
+  // step becomes invalid. Sequences that are not named keep all their rows; those that were closed
+  // are ignored. Steps commit in plan order.
+  // Errors: kInvalidArgument (kept or tokens out of range, a sequence not in the step, or twice),
+  //   kNotReady (not prepared, or an earlier step is live), kDeviceError.
+  Status Commit(Step& step, std::span<const StepCommit> commits, Stream stream);
+
+  // Instead of Commit: none of the step's rows stays. The step becomes invalid. A sequence whose
+  // first plan is discarded may be planned again as if new.
+  // Errors: kNotReady (a later live step has rows of the same sequence), kDeviceError.
+  Status Discard(Step& step, Stream stream);
+
+  // Looks at events without blocking; reports device faults of steps that have passed, each once.
+  // A fault takes the step's blocks, and all below them, out of the index; sequences that hold one
+  // answer kCorruptData to all but Close.
+  // Errors: kNotReady (a plan is not prepared yet), kDeviceError.
+  Result<PollReport> Poll();
+
+  // Ends a sequence. In a live step: the handle dies at once, its blocks return when the step ends.
+  Status Close(SequenceId sequence);
+  // Shortens to `length` tokens; longer than the sequence is (planned rows included): no change.
+  // Rows of live steps past it are dropped. Errors: kInvalidArgument (negative, unknown),
+  // kCorruptData.
+  Status Truncate(SequenceId sequence, std::int64_t length);
+  // A new sequence that shares the first `length` tokens (-1: all settled ones); blocks are shared,
+  // a partly filled one is copied when either side writes to it.
+  // Errors: kInvalidArgument, kNotReady (in a live step), kResourceExhausted (max_sequences).
+  Result<SequenceId> Fork(SequenceId sequence, std::int64_t length = -1);
+  // Ids of settled rows past the prompt that Commit did not give, in order.
+  // Errors: kInvalidArgument (more than there are rows without one).
+  Status SetTokens(SequenceId sequence, std::span<const TokenId> tokens);
+  Result<Extent> GetExtent(SequenceId sequence) const;
+  // The device blocks of a sequence, in order. Valid until the next call that changes it.
+  Result<std::span<const std::int32_t>> BlockTable(SequenceId sequence) const;
+
+  // Drops everything cached that no sequence holds, and takes what is held out of the index (new
+  // weights). Sequences stay open.
+  Status Clear();
+
+  // Gives the pools back to the device and takes them again. kUnsupported for now.
+  Status Release();
+  Status Reacquire();
+  // Second-tier transfers. kUnsupported for now.
+  Status Fetch(SequenceId sequence);
+  Status Suspend(SequenceId sequence);
+  Status Resume(SequenceId sequence);
+
+  // Valid from Create on.
+  StepView View() const;
+  Result<LayerView> Layer(int layer) const;
+
+  // Copies settled rows [first, first + count) of one layer to host memory, as stored: for checks.
+  // Blocks until the last step's work is done.
+  //   k: [count, kv_heads, k_dim], v: [count, kv_heads, v_dim], of config().dtype; either may be null
+  // Errors: kInvalidArgument, kUnsupported (null backend), kCorruptData, kDeviceError.
+  Status ReadRows(SequenceId sequence, int layer, std::int64_t first, std::int64_t count, void* k,
+                  void* v);
+
+  Stats GetStats() const;
+  // Every block, list, table and index entry as text; equal for caches in equal states.
+  std::string Snapshot() const;
+
+ private:
+  friend class Step;
+  struct Impl;
+  explicit KVCache(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace lariat
