@@ -108,13 +108,14 @@ std::vector<double> PlainFrequencies(int rotary_dim, double theta) {
 }
 
 // The base grows with the length, so that the slowest pair is stretched as far as `factor` asks
-// and the fastest hardly at all.
+// and the fastest hardly at all. The published factor * length / original - (factor - 1) is written
+// so that nothing cancels.
 double DynamicTheta(const RopeSpec& spec, std::int64_t length) {
   // A single pair has frequency 1 whatever the base, and the exponent below would divide by 0.
-  if (spec.rotary_dim == 2) return spec.theta;
+  if (spec.rotary_dim == 2 || length <= spec.original_max_position_embeddings) return spec.theta;
   const double original = static_cast<double>(spec.original_max_position_embeddings);
-  const double served = std::max(static_cast<double>(length), original);
-  const double stretch = spec.factor * served / original - (spec.factor - 1.0);
+  const double beyond = static_cast<double>(length - spec.original_max_position_embeddings);
+  const double stretch = 1.0 + spec.factor * beyond / original;
   return spec.theta * std::pow(stretch, spec.rotary_dim / (spec.rotary_dim - 2.0));
 }
 
