@@ -55,7 +55,7 @@ Status CheckLlama3(const RopeSpec& spec) {
 
 Status CheckYarn(const RopeSpec& spec) {
   // The correction range divides by ln(theta).
-  if (Status s = CheckAbove("theta of yarn", spec.theta, 1); !s.ok()) return s;
+  if (Status s = CheckAbove("theta", spec.theta, 1); !s.ok()) return s;
   if (Status s = CheckAbove("beta_slow", spec.beta_slow, 0); !s.ok()) return s;
   if (!std::isfinite(spec.beta_fast) || spec.beta_fast < spec.beta_slow) {
     return Refuse("beta_fast", spec.beta_fast,

@@ -43,8 +43,9 @@ static_assert(kTypes.size() == static_cast<std::size_t>(SafetensorsType::kF64) +
 // Text of the file inside a message: quoted, and no longer than one can read.
 std::string Quote(std::string_view text) {
   constexpr std::size_t kMost = 80;
-  std::string quoted = "'" + std::string(text.substr(0, kMost));
-  return quoted + (text.size() > kMost ? "...'" : "'");
+  std::string quoted(1, '\'');
+  quoted.append(text.substr(0, kMost)).append(text.size() > kMost ? "...'" : "'");
+  return quoted;
 }
 
 // Turns the parser's events into a SafetensorsHeader. An event that does not fit sets status() and
