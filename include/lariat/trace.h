@@ -53,7 +53,7 @@ struct TraceError {
 struct TraceOptions {
   TraceFormat format = TraceFormat::kAuto;
   std::int64_t limit = 0;  // stop after this many good lines; 0: read all
-  double rate = 1.0;       // arrivals this many times as fast: finite, > 0
+  double rate = 1.0;       // arrivals this many times as fast: 1e-9..1e9
   bool strict = false;     // a bad line is an error instead of being counted and left out
 };
 
