@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lariat/kv_cache.h"
+#include "lariat/status.h"
+#include "lariat/types.h"
+
+// Continuous batching over one KVCache: a queue, admission, chunked prefill, decode, preemption by
+// recomputation. Part of lariat::session. It uses the public cache API alone, so a server may link
+// it as its scheduler, or read it as an example of one.
+
+namespace lariat {
+
+// --- What a server brings: a model ------------------------------------------------------------
+
+// Names a request of one Session; counts up from 1 in order of Add.
+enum class RequestId : std::uint64_t { kNone = 0 };
+
+// One sequence's rows in a step.
+struct ExecutorItem {
+  RequestId request = RequestId::kNone;
+  std::uint64_t tag = 0;  // Request::tag
+  SequenceId sequence = SequenceId::kNone;
+  std::int64_t first_row = 0;  // of the step
+  std::int64_t start = 0;      // the first row's index in the sequence
+  std::int64_t count = 0;      // rows, drafts included
+  std::int64_t drafts = 0;     // of which the last ones are drafts of this executor
+  // The last certain row's output is the sequence's next token. False in a prompt's middle: then
+  // nothing that is put out for this item is read.
+  bool samples = false;
+  std::span<const TokenId> tokens;  // [count], what the rows take in
+  std::span<const TokenId>
+      cached;  // [start] on a sequence's first step, where start > 0; else empty
+};
+
+// A prepared step: append each layer's rows with cache.Append(step, ...) on `stream`.
+struct ExecutorStep {
+  KVCache& cache;
+  const Step& step;
+  Stream stream;
+  std::span<const ExecutorItem> items;
+  double now_s = 0;  // the session's clock as the step begins
+};
+
+// What a step gave, by item. Set to the defaults below before each Run.
+struct ExecutorOutput {
+  std::span<TokenId> next;           // 0; the token after the last row that is kept
+  std::span<std::int64_t> accepted;  // 0; drafts that are kept, 0..drafts
+  std::span<std::uint8_t> stop;      // 0; not 0: the sequence ends with `next` (end of text)
+  // Empty; rows to try behind `next` in a later step. Must live until the next Run.
+  std::span<std::span<const TokenId>> drafts;
+  double seconds = 0;  // how far the session's clock moves, >= 0
+};
+
+// Runs the model for one step; returns when `output` is known.
+class Executor {
+ public:
+  virtual ~Executor() = default;
+  // An error ends the session.
+  virtual Status Run(const ExecutorStep& step, ExecutorOutput& output) = 0;
+};
+
+// --- What a server asks for -------------------------------------------------------------------
+
+struct Request {
+  std::vector<TokenId> prompt;  // at least one token
+  // Instead of `prompt`, for a prompt that is made when it is needed: its length, and what writes
+  // it. Called each time the request is opened; must always leave the same prompt_length tokens.
+  std::int64_t prompt_length = 0;
+  std::function<void(std::vector<TokenId>& prompt)> write_prompt;
+
+  std::int64_t max_new_tokens = 0;  // >= 1; all are produced unless the executor says stop
+  double arrival_s = -1;            // on the session's clock, <= now(); negative: now()
+  std::uint64_t tag = 0;            // the caller's own; handed back
+  // See OpenOptions.
+  std::string salt;
+  std::string adapter;
+  std::vector<std::uint64_t> extra_keys;
+};
+
+enum class Outcome : std::uint8_t {
+  kFinished,
+  kMaxLength,  // refused: prompt and new tokens are more than max_length
+  kNeverFits,  // refused: its rows need more blocks than there are
+  kCancelled,
+};
+
+// How a request ended. Times are on the session's clock; those of events that did not happen are
+// those of arrival.
+struct RequestResult {
+  RequestId id = RequestId::kNone;
+  std::uint64_t tag = 0;
+  Outcome outcome = Outcome::kFinished;
+  std::int64_t prompt_tokens = 0;
+  std::int64_t output_tokens = 0;      // produced
+  std::int64_t hit_tokens = 0;         // prompt tokens not computed, as found cached
+  std::int64_t recomputed_tokens = 0;  // rows computed again after a preemption
+  std::int64_t preemptions = 0;
+  double arrival_s = 0;
+  double admitted_s = 0;  // the first time
+  double first_token_s = 0;
+  double end_s = 0;
+};
+
+// What happens in a session, told as it happens. All but Add is illegal inside a call.
+class SessionObserver {
+ public:
+  virtual ~SessionObserver() = default;
+  // New tokens of a request, in order.
+  virtual void OnTokens(RequestId, std::uint64_t /*tag*/, std::span<const TokenId>) {}
+  // A sequence is about to be closed with `settled` rows: finished, or preempted.
+  // KVCache::ReadRows, BlockTable and GetExtent are legal. Not called where a request is cancelled.
+  // An error ends the session.
+  virtual Status OnSequenceEnd(RequestId, std::uint64_t /*tag*/, SequenceId,
+                               std::int64_t /*settled*/, bool /*finished*/) {
+    return Status::Ok();
+  }
+  // A request has ended, refused ones too.
+  virtual void OnDone(const RequestResult&) {}
+};
+
+// --- The session ------------------------------------------------------------------------------
+
+struct SessionConfig {
+  int max_batch = 256;                  // sequences that run at once; the cache opens one more
+  std::int64_t max_step_tokens = 2048;  // rows of one step: decodes and chunks of prompts together
+  std::int64_t max_length = 0;  // prompt + new tokens; 0: the cache's max_tokens_per_sequence
+};
+
+// Sums since Create.
+struct SessionStats {
+  std::int64_t finished = 0;
+  std::int64_t refused_max_length = 0;
+  std::int64_t refused_never_fits = 0;
+  std::int64_t cancelled = 0;
+  std::int64_t preemptions = 0;
+  std::int64_t steps = 0;
+  std::int64_t tokens_appended = 0;    // rows kept
+  std::int64_t recomputed_tokens = 0;  // of which were computed before (see docs/simulator.md)
+  std::int64_t hit_tokens = 0;
+  std::int64_t lookup_tokens = 0;  // prompt tokens of admitted requests, each prompt once
+  std::int64_t output_tokens = 0;
+  double busy_s = 0;     // seconds of all steps, on the session's clock
+  double manager_s = 0;  // wall seconds inside the cache's host calls
+};
+
+// Serves requests one step at a time, by these rules (docs/simulator.md has the reasons):
+// - Those that run come first in a step's token budget, in order of admission: one row of a
+//   decoding sequence (and its drafts), as many as fit of a prompt that is being computed.
+// - Then requests are admitted in order of arrival, while the batch and the budget have room and
+//   the blocks of the whole prompt that no running sequence holds are free or idle, not counting
+//   what running prompts and this step's decodes still take. Output is not reserved.
+// - Where a step finds no block, the running request that arrived last is preempted: closed, and
+// put
+//   back at the queue's front, to be opened again with all tokens it has by then.
+// - A request that can never be served is refused when it is added. So every request ends.
+//
+// Threads: externally synchronised, with its cache. Nobody else opens sequences in that cache.
+// Ownership: borrows the cache, the executor and the observer, which must outlive it. Owns the
+//   prompts of requests until they end; a prompt that is written on demand is in memory only from
+//   when its request is the queue's head until it is computed.
+// Cost: a step costs O(1) per running sequence, beside the cache's own; nothing is allocated in a
+//   steady step.
+// Determinism: the same requests at the same times and the same outputs give the same steps.
+class Session {
+ public:
+  // observer: may be null.
+  // Errors: kInvalidArgument (a field out of range, or beyond what the cache was made for),
+  //   kDeviceError.
+  static Result<Session> Create(KVCache& cache, Executor& executor, const SessionConfig& config,
+                                SessionObserver* observer = nullptr);
+  Session(Session&&) noexcept;
+  Session& operator=(Session&&) noexcept;
+  ~Session();  // closes what is open
+
+  // Puts a request into the queue, or refuses it (see Outcome; then it has ended already).
+  // Errors: kInvalidArgument (no prompt, max_new_tokens < 1, arrival_s later than now() or earlier
+  //   than that of the request added before).
+  Result<RequestId> Add(Request request);
+  // Ends a request that waits or runs. Errors: kInvalidArgument (unknown, or ended).
+  Status Cancel(RequestId id);
+
+  // Runs one step. False: nothing waits or runs.
+  // Errors: kNotReady never; any other code is the cache's, the executor's or the observer's, and
+  //   the session can then only be destroyed.
+  Result<bool> Step();
+
+  bool idle() const;  // nothing waits or runs
+  std::int64_t waiting() const;
+  std::int64_t running() const;
+
+  double now() const;  // seconds; starts at 0
+  // Moves the clock, for times at which nothing runs (or a server's own clock). Earlier: no change.
+  void AdvanceTo(double now_s);
+
+  const SessionStats& stats() const;
+
+ private:
+  struct Impl;
+  explicit Session(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace lariat

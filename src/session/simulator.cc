@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lariat/simulator.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <utility>
+
+#include "session/simulator_data.h"
+
+namespace lariat {
+namespace {
+
+using session::SimulatedData;
+
+// Stands for the model: the cost model's seconds, the trace's tokens and, where there is memory,
+// made-up K and V.
+class SimulatedModel final : public Executor {
+ public:
+  // data: null where the backend has no memory.
+  SimulatedModel(const Trace& trace, const ModelCost& cost, const DeviceSpec& device,
+                 SimulatedData* data)
+      : trace_(trace), cost_(cost), device_(device), data_(data) {}
+
+  Status Run(const ExecutorStep& step, ExecutorOutput& output) override {
+    if (data_ != nullptr) {
+      const Status appended = data_->AppendStep(step);
+      if (!appended.ok()) return appended;
+    }
+    StepWork work;
+    for (std::size_t i = 0; i < step.items.size(); ++i) {
+      const ExecutorItem& item = step.items[i];
+      const std::int64_t length = item.start + item.count;
+      work.Add(item.count, length, item.samples);
+      if (!item.samples) continue;
+      const auto index = static_cast<std::int64_t>(item.tag);
+      const std::int64_t prompt = trace_.requests()[item.tag].input_length;
+      output.next[i] = trace_.OutputToken(index, length - prompt);
+    }
+    output.seconds = StepSeconds(cost_, device_, work);
+    return Status::Ok();
+  }
+
+ private:
+  const Trace& trace_;
+  const ModelCost& cost_;
+  const DeviceSpec& device_;
+  SimulatedData* const data_;
+};
+
+// Keeps the results, and has sequences checked before they are closed.
+class Recorder final : public SessionObserver {
+ public:
+  // checked: null where nothing is to be compared.
+  Recorder(std::int64_t requests, SimulatedData* checked) : checked_(checked) {
+    results_.reserve(static_cast<std::size_t>(requests));
+  }
+
+  Status OnSequenceEnd(RequestId, std::uint64_t tag, SequenceId sequence, std::int64_t settled,
+                       bool finished) override {
+    if (checked_ == nullptr) return Status::Ok();
+    return checked_->CheckSequence(static_cast<std::int64_t>(tag), sequence, settled, finished);
+  }
+  void OnDone(const RequestResult& result) override { results_.push_back(result); }
+
+  const std::vector<RequestResult>& results() const { return results_; }
+  std::vector<RequestResult> TakeResults() { return std::move(results_); }
+
+ private:
+  SimulatedData* const checked_;
+  std::vector<RequestResult> results_;
+};
+
+Status CheckConfig(const SimulatorConfig& config) {
+  if (config.concurrency < 0) {
+    return InvalidArgument("concurrency = " + std::to_string(config.concurrency) +
+                           "; allowed: at least 1, or 0 for arrivals by the trace's clock");
+  }
+  if (config.max_length < 0) {
+    return InvalidArgument("max_length = " + std::to_string(config.max_length) +
+                           "; allowed: at least 1, or 0 for the trace's longest request");
+  }
+  if (config.fault != InjectedFault::kNone && !config.check) {
+    return InvalidArgument("a fault is injected to be seen by the check, which is not asked for");
+  }
+  if (config.fault_step < 1) {
+    return InvalidArgument("the fault's step = " + std::to_string(config.fault_step) +
+                           "; allowed: at least 1");
+  }
+  return Status::Ok();
+}
+
+CacheConfig MakeCacheConfig(const Trace& trace, const SimulatorConfig& config) {
+  CacheConfig cache;
+  cache.layers = config.model.layers;
+  cache.ropes = config.model.ropes;
+  cache.dtype = config.dtype;
+  cache.backend = config.backend;
+  cache.memory = config.memory;
+  cache.block_size = config.block_size;
+  // Without token identity no two prompts are alike, and looking for hits would only cost time.
+  cache.reuse = trace.has_token_identity() ? Reuse::kBlock : Reuse::kNone;
+  cache.max_steps_in_flight = 1;
+  cache.max_sequences = config.max_batch + 1;
+  const std::int64_t longest = trace.max_tokens();
+  cache.max_tokens_per_sequence =
+      config.max_length == 0 ? longest : std::min(config.max_length, longest);
+  cache.max_tokens_per_step = config.prefill_chunk;
+  return cache;
+}
+
+Request MakeRequest(const Trace& trace, std::int64_t index, double arrival_s) {
+  const TraceRequest& request = trace.requests()[static_cast<std::size_t>(index)];
+  Request made;
+  made.prompt_length = request.input_length;
+  made.write_prompt = [&trace, index](std::vector<TokenId>& prompt) {
+    trace.PromptTokens(index, prompt);
+  };
+  made.max_new_tokens = request.output_length;
+  made.arrival_s = arrival_s;
+  made.tag = static_cast<std::uint64_t>(index);
+  made.salt = request.tenant;
+  return made;
+}
+
+// Sends the trace's requests and runs until all have ended. The clock starts at the first arrival.
+Status Replay(const Trace& trace, const SimulatorConfig& config, Session& session,
+              const Recorder& recorder) {
+  const std::int64_t total = trace.size();
+  const double first = trace.requests().front().arrival_s;
+  std::int64_t sent = 0;
+  const auto arrival = [&](std::int64_t i) {
+    return trace.requests()[static_cast<std::size_t>(i)].arrival_s - first;
+  };
+  const auto is_due = [&] {
+    if (sent == total) return false;
+    if (config.concurrency > 0) return session.waiting() + session.running() < config.concurrency;
+    return arrival(sent) <= session.now();
+  };
+  while (true) {
+    while (is_due()) {
+      const double when = config.concurrency > 0 ? session.now() : arrival(sent);
+      const Result<RequestId> added = session.Add(MakeRequest(trace, sent, when));
+      if (!added.ok()) return added.status();
+      ++sent;
+    }
+    if (session.idle()) {
+      if (sent == total) return Status::Ok();
+      session.AdvanceTo(arrival(sent));
+      continue;
+    }
+    const Result<bool> ran = session.Step();
+    if (!ran.ok()) return ran.status();
+    if (config.progress) config.progress(std::ssize(recorder.results()), total);
+  }
+}
+
+// Percentiles are nearest-rank: the smallest value that so many of all do not exceed.
+std::optional<LatencySummary> Summarise(std::vector<double> seconds) {
+  if (seconds.empty()) return std::nullopt;
+  std::sort(seconds.begin(), seconds.end());
+  double sum = 0;
+  for (const double value : seconds) sum += value;
+  const auto count = static_cast<double>(seconds.size());
+  const auto rank = [&](std::size_t percent) {
+    return 1e3 * seconds[(percent * seconds.size() + 99) / 100 - 1];
+  };
+  return LatencySummary{.mean = 1e3 * sum / count,
+                        .p50 = rank(50),
+                        .p90 = rank(90),
+                        .p99 = rank(99),
+                        .max = 1e3 * seconds.back()};
+}
+
+void SummariseLatency(SimulationResult& result) {
+  std::vector<double> queue;
+  std::vector<double> ttft;
+  std::vector<double> tpot;
+  std::vector<double> e2e;
+  for (const RequestResult& request : result.requests) {
+    if (request.outcome != Outcome::kFinished) continue;
+    queue.push_back(request.admitted_s - request.arrival_s);
+    ttft.push_back(request.first_token_s - request.arrival_s);
+    e2e.push_back(request.end_s - request.arrival_s);
+    if (request.output_tokens > 1) {
+      tpot.push_back((request.end_s - request.first_token_s) /
+                     static_cast<double>(request.output_tokens - 1));
+    }
+  }
+  result.queue = Summarise(std::move(queue));
+  result.ttft = Summarise(std::move(ttft));
+  result.tpot = Summarise(std::move(tpot));
+  result.e2e = Summarise(std::move(e2e));
+}
+
+void SummariseLoad(const Trace& trace, const SimulatorConfig& config, SimulationResult& result) {
+  const double busy = result.session.busy_s;
+  if (result.virtual_s > 0) {
+    std::int64_t output = 0;
+    for (const RequestResult& request : result.requests) {
+      if (request.outcome == Outcome::kFinished) output += request.output_tokens;
+    }
+    result.busy_fraction = busy / result.virtual_s;
+    result.output_tok_s = static_cast<double>(output) / result.virtual_s;
+    result.req_s = static_cast<double>(result.session.finished) / result.virtual_s;
+  }
+  // A closed loop sends as fast as it is served, so it offers no load of its own.
+  if (config.concurrency > 0) return;
+  result.arrival_span_s = trace.requests().back().arrival_s - trace.requests().front().arrival_s;
+  if (result.arrival_span_s > 0) {
+    result.offered = busy / result.arrival_span_s;
+    result.saturated = *result.offered > 1;
+  } else {
+    result.saturated = trace.size() > 1 && busy > 0;
+  }
+}
+
+}  // namespace
+
+Result<SimulationResult> Simulate(const Trace& trace, const SimulatorConfig& config) {
+  const Status checked = CheckConfig(config);
+  if (!checked.ok()) return checked;
+  if (trace.size() == 0) return InvalidArgument("the trace has no requests; allowed: at least 1");
+  const Result<ModelCost> cost = MakeModelCost(config.model, config.dtype);
+  if (!cost.ok()) return cost.status();
+  Result<KVCache> cache = KVCache::Create(MakeCacheConfig(trace, config));
+  if (!cache.ok()) return cache.status();
+
+  SimulationResult result;
+  result.backend = cache->device().kind();
+  result.backend_name = cache->device().name();
+  std::unique_ptr<SimulatedData> data;
+  if (result.backend != BackendKind::kNull) {
+    Result<std::unique_ptr<SimulatedData>> made = SimulatedData::Create(
+        *cache, trace,
+        {.seed = config.seed, .fault = config.fault, .fault_step = config.fault_step});
+    if (!made.ok()) return made.status();
+    data = *std::move(made);
+  } else if (config.check) {
+    return InvalidArgument(
+        "check compares stored rows, and the null backend stores none; allowed: "
+        "backend cpu or cuda");
+  }
+
+  SimulatedModel model(trace, *cost, config.device, data.get());
+  Recorder recorder(trace.size(), config.check ? data.get() : nullptr);
+  Result<Session> session = Session::Create(
+      *cache, model, {.max_batch = config.max_batch, .max_step_tokens = config.prefill_chunk},
+      &recorder);
+  if (!session.ok()) return session.status();
+
+  const auto start = std::chrono::steady_clock::now();
+  const Status replayed = Replay(trace, config, *session, recorder);
+  if (!replayed.ok()) return replayed;
+  result.wall_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+
+  result.session = session->stats();
+  result.cache = cache->GetStats();
+  result.bytes_per_token = cache->footprint().bytes_per_token;
+  result.bytes_per_block = cache->footprint().bytes_per_block;
+  result.has_prefix = trace.has_token_identity();
+  result.virtual_s = session->now();
+  if (data != nullptr) result.device_s = data->device_s();
+  if (config.check) result.check = data->check_result();
+  result.requests = recorder.TakeResults();
+  SummariseLoad(trace, config, result);
+  SummariseLatency(result);
+  return result;
+}
+
+}  // namespace lariat

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <utility>
+
+#include "commands.h"
+
+namespace lariat::tools {
+
+Result<BackendKind> ChooseBackend(const std::string& option) {
+  std::string name = option;
+  std::string source = "--backend";
+  const char* override_name = std::getenv("LARIAT_BACKEND");
+  if (name == "auto" && override_name != nullptr && *override_name != '\0') {
+    name = override_name;
+    source = "LARIAT_BACKEND";
+  }
+  for (const BackendKind kind :
+       {BackendKind::kAuto, BackendKind::kCpu, BackendKind::kCuda, BackendKind::kNull}) {
+    if (name == BackendName(kind)) return kind;
+  }
+  return InvalidArgument(source + " = " + name + "; allowed: auto, cpu, cuda, null");
+}
+
+// CLI11 has sizes too, but loses digits of a floating-point number on the way to the option.
+Result<std::int64_t> ParseSize(const std::string& text) {
+  static constexpr std::array<std::pair<const char*, double>, 10> kUnits = {{
+      {"", 1.0},
+      {"b", 1.0},
+      {"kb", 1e3},
+      {"mb", 1e6},
+      {"gb", 1e9},
+      {"tb", 1e12},
+      {"kib", 1024.0},
+      {"mib", 1048576.0},
+      {"gib", 1073741824.0},
+      {"tib", 1099511627776.0},
+  }};
+  const Status bad = InvalidArgument(
+      text + "; allowed: a whole number of bytes, at least 1, as in 8GiB, 512MiB, 80GB or 1e9");
+  double number = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, number);
+  if (error != std::errc() || !std::isfinite(number)) return bad;
+  std::string unit(rest, end);
+  std::transform(unit.begin(), unit.end(), unit.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  for (const auto& [name, factor] : kUnits) {
+    if (unit != name) continue;
+    const double bytes = number * factor;
+    // Beyond 2^53 a double does not hold every whole number, and no machine has as much.
+    if (bytes < 1 || bytes > 9007199254740992.0 || bytes != std::floor(bytes)) return bad;
+    return static_cast<std::int64_t>(bytes);
+  }
+  return bad;
+}
+
+Status WriteText(const std::string& path, const std::string& text) {
+  std::FILE* const file = path == "-" ? stdout : std::fopen(path.c_str(), "wb");
+  if (file == nullptr) return InvalidArgument(path + " cannot be written");
+  const bool written =
+      std::fwrite(text.data(), 1, text.size(), file) == text.size() && std::fflush(file) == 0;
+  const bool closed = file == stdout || std::fclose(file) == 0;
+  if (!written || !closed) return InvalidArgument(path + " cannot be written");
+  return Status::Ok();
+}
+
+}  // namespace lariat::tools

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <CLI/CLI.hpp>
+#include <exception>
+
+#include "commands.h"
+
+namespace {
+
+int Run(int argc, char** argv) {
+  // Results go to stdout, everything else to stderr.
+  spdlog::set_default_logger(spdlog::stderr_color_mt("lariat"));
+  spdlog::set_pattern("%n: %^%l%$: %v");
+
+  CLI::App app{"The embeddable KV cache for LLM inference: simulator and benchmarks", "lariat"};
+  app.set_version_flag("--version", LARIAT_VERSION);
+  app.require_subcommand(1);
+  app.footer(
+      "Exit codes: 0 ok, 1 a check failed, 2 bad usage or input. LARIAT_BACKEND takes the place "
+      "of\n"
+      "--backend auto.");
+  int exit_code = lariat::tools::kExitOk;
+  lariat::tools::AddSimulate(app, exit_code);
+#ifdef LARIAT_HAVE_BENCH
+  lariat::tools::AddBench(app, exit_code);
+#endif
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& success) {  // --help, --version
+    return app.exit(success);
+  } catch (const CLI::ParseError& error) {
+    app.exit(error);
+    return lariat::tools::kExitBadUsage;
+  }
+  return exit_code;
+}
+
+}  // namespace
+
+// The library throws nothing; CLI11, spdlog and the standard library may.
+int main(int argc, char** argv) {
+  try {
+    return Run(argc, argv);
+  } catch (const std::exception& error) {
+    spdlog::error("{}", error.what());
+    return lariat::tools::kExitBadUsage;
+  }
+}

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# tools/test.sh [PRESET ...]: installs what is missing, then builds and runs every test of each
+# preset. Default: release (with CUDA where a toolkit is found), asan and tsan.
+# Fails on a failed test, and on more skipped tests than tests/skips.txt allows.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+presets=("$@")
+if ((${#presets[@]} == 0)); then
+  presets=(release asan tsan)
+fi
+
+tools/setup.sh
+result=0
+reports=()
+for preset in "${presets[@]}"; do
+  begin=$SECONDS
+  selection=()
+  targets=()
+  if [[ $preset == tsan ]]; then
+    # What runs on more than one thread is marked so; the rest would only repeat asan's work.
+    selection=(-L threads)
+    targets=(--target lariat_thread_tests)
+  fi
+  rm -f "build/$preset/tests.xml"
+  if ! { cmake --preset "$preset" && cmake --build --preset "$preset" "${targets[@]}"; }; then
+    echo "test: the $preset build failed" >&2
+    result=1
+    continue
+  fi
+  built=$SECONDS
+  # A dead device must not hide: results of skipped tests are judged by count_tests.py.
+  ctest --preset "$preset" -j "$(nproc)" --no-tests=error "${selection[@]}" \
+    --output-junit "$PWD/build/$preset/tests.xml" || result=1
+  echo "test: $preset: built in $((built - begin)) s, tested in $((SECONDS - built)) s"
+  reports+=("$preset=build/$preset/tests.xml")
+done
+# Its last line sums up all presets.
+python3 tools/count_tests.py --allowed tests/skips.txt "${reports[@]}" || result=1
+exit "$result"
