@@ -101,7 +101,9 @@ RopeSpec RandomSpec(RopeType type, std::mt19937_64& random) {
   spec.rotary_dim = 2 * static_cast<int>(1 + random() % 256);
   spec.theta = std::exp(uniform(std::log(1e3), std::log(1e8)));
   spec.factor = uniform(1, 64);
-  spec.original_max_position_embeddings = static_cast<std::int64_t>(1024 + random() % 131072);
+  // Short ones too, whose fastest pair turns less than beta_fast times.
+  spec.original_max_position_embeddings =
+      static_cast<std::int64_t>(std::exp(uniform(std::log(64.0), std::log(131072.0))));
   spec.low_freq_factor = uniform(0.5, 2);
   spec.high_freq_factor = spec.low_freq_factor + uniform(0.5, 8);
   spec.beta_slow = uniform(0.5, 2);
@@ -208,6 +210,12 @@ TEST_CASE("RoPE types differ where they should and agree where they should") {
     CHECK(exact[26] > yarn[26]);  // the range begins later
     CHECK(exact[49] < yarn[49]);  // and ends earlier
     CHECK(exact[50] == plain[50] / 8);
+    // No pair turns even once within 6 positions: the range is empty, and begins at pair 0.
+    spec.truncate = true;
+    spec.original_max_position_embeddings = 6;
+    const std::vector<double> empty = frequencies(spec);
+    CHECK(empty[0] == 1.0);
+    for (std::size_t i = 1; i < 64; ++i) CHECK(empty[i] == plain[i] / 8);
   }
 }
 
@@ -347,7 +355,8 @@ TEST_CASE("RopeSpec fields that go together are checked together, those not read
 // product is rounded once, relatively 2^-53. (cos and sin in double and the product with the
 // attention factor add 3 units of 2^-53 to a number <= attention.)
 double TableBound(Real want, Real angle, double attention) {
-  const double half_place = std::ldexp(1.0, std::ilogb(static_cast<double>(want)) - 24);
+  const double half_place =
+      want == 0 ? 0 : std::ldexp(1.0, std::ilogb(static_cast<double>(want)) - 24);
   return half_place + attention * (static_cast<double>(std::fabs(angle)) + 3) * kUnit;
 }
 
