@@ -19,8 +19,8 @@ namespace lariat {
 
 enum class LayerKind : std::uint8_t { kFull, kSliding, kChunked, kMla, kLinear };
 
-// What one layer stores per token. kSliding, kChunked, kMla and kLinear are kUnsupported for now,
-// and all layers must be alike (one group).
+// What one layer stores per token. Layers of one kind form a group with one block table; they may
+// differ in heads and widths. kSliding, kChunked, kMla and kLinear are kUnsupported for now.
 struct LayerSpec {
   LayerKind kind = LayerKind::kFull;
   int kv_heads = 0;  // of the whole model, before `shard`; >= 1
@@ -42,9 +42,9 @@ struct Shard {
 
 // How much memory the pool takes: exactly one of the three.
 struct MemoryConfig {
-  std::int64_t num_blocks = 0;  // blocks of every layer
-  std::int64_t bytes = 0;       // as many whole blocks as fit
-  bool unlimited = false;       // grows for ever; null backend only
+  std::int64_t num_blocks = 0;    // blocks of every layer
+  std::int64_t bytes = 0;         // as many whole blocks as fit
+  bool unlimited = false;         // grows for ever; null backend only
   void* caller_memory = nullptr;  // kUnsupported for now
 };
 
@@ -78,10 +78,10 @@ struct CacheConfig {
 
   // --- how it is used ---
   Reuse reuse = Reuse::kBlock;
-  int max_steps_in_flight = 2;                 // 1..16
-  int max_sequences = 256;                     // open at once, >= 1
-  std::int64_t max_tokens_per_sequence = 0;    // required; sizes RoPE and block tables
-  std::int64_t max_tokens_per_step = 8192;     // rows of one step, padding included
+  int max_steps_in_flight = 2;               // 1..16
+  int max_sequences = 256;                   // open at once, >= 1
+  std::int64_t max_tokens_per_sequence = 0;  // required; sizes RoPE and block tables
+  std::int64_t max_tokens_per_step = 8192;   // rows of one step, padding included
 };
 
 // What a configuration would take, in bytes.
@@ -134,7 +134,8 @@ struct StepItem {
   std::span<const std::int32_t> positions = {};
 };
 
-// Pads a step, so that a CUDA graph captured for this shape can be replayed. 0: as many as there are.
+// Pads a step, so that a CUDA graph captured for this shape can be replayed. 0: as many as there
+// are.
 struct StepShape {
   std::int64_t max_tokens = 0;
   int max_sequences = 0;
@@ -146,7 +147,7 @@ struct StepRows {
   std::int64_t first_row = 0;  // of the step
   std::int64_t start = 0;      // the first row's index in the sequence
   std::int64_t count = 0;
-  std::int64_t hit = 0;        // tokens found cached, on the sequence's first plan; else 0
+  std::int64_t hit = 0;  // tokens found cached, on the sequence's first plan; else 0
 };
 
 // What stays of one sequence's rows.
@@ -180,8 +181,8 @@ struct StepFault {
 };
 
 struct PollReport {
-  int live_steps = 0;         // prepared, neither committed nor discarded
-  int pending_events = 0;     // ended steps whose device work has not passed yet
+  int live_steps = 0;      // prepared, neither committed nor discarded
+  int pending_events = 0;  // ended steps whose device work has not passed yet
   std::vector<StepFault> faults;
 };
 
@@ -199,8 +200,8 @@ class Step {
 
   bool valid() const { return impl_ != nullptr; }
   std::uint64_t id() const { return id_; }  // counts up from 1 in plan order
-  std::int64_t num_tokens() const;     // rows
-  std::int64_t padded_tokens() const;  // rows with padding: the T of an Append
+  std::int64_t num_tokens() const;          // rows
+  std::int64_t padded_tokens() const;       // rows with padding: the T of an Append
   int padded_sequences() const;
   // In the order of the items. Valid until the step has ended.
   std::span<const StepRows> rows() const;
@@ -225,15 +226,17 @@ struct AppendInputs {
   std::int64_t q_token_stride = 0, q_head_stride = 0;
 };
 
-// Arrays of the most recently prepared step, device memory at addresses that never change. They hold
-// padded_tokens / padded_sequences valid entries; null pointers on the null backend.
+// Arrays of the most recently prepared step, device memory at addresses that never change. They
+// hold padded_tokens / padded_sequences valid entries; null pointers on the null backend.
 struct StepView {
-  const std::int64_t* slots = nullptr;      // [max_tokens_per_step]; padding -1
-  const std::int32_t* positions = nullptr;  // [max_tokens_per_step]; padding 0
-  const std::int32_t* cu_seqlens = nullptr;   // [max_sequences + 1]; padding T
-  const std::int32_t* seqused_k = nullptr;    // [max_sequences], tokens after this step's append; padding 0
-  const std::int32_t* block_table = nullptr;  // [max_sequences, block_table_stride], batch order; padding 0
-  std::int64_t block_table_stride = 0;        // ceil(max_tokens_per_sequence / block_size)
+  const std::int64_t* slots = nullptr;       // [max_tokens_per_step]; padding -1
+  const std::int32_t* positions = nullptr;   // [max_tokens_per_step]; padding 0
+  const std::int32_t* cu_seqlens = nullptr;  // [max_sequences + 1]; padding T
+  const std::int32_t* seqused_k =
+      nullptr;  // [max_sequences], tokens after this step's append; padding 0
+  const std::int32_t* block_table =
+      nullptr;  // [max_sequences, block_table_stride], batch order; padding 0
+  std::int64_t block_table_stride = 0;  // ceil(max_tokens_per_sequence / block_size)
 };
 
 // One layer's planes, for an attention kernel. Element (block, row, head, i) of K is at
@@ -256,18 +259,18 @@ struct LayerView {
 
 // Counters since Create, and the pool now. free + idle + held + reserved + in_transit = total.
 struct Stats {
-  std::int64_t total_blocks = 0;     // grows when unlimited
+  std::int64_t total_blocks = 0;  // grows when unlimited
   std::int64_t free_blocks = 0;
-  std::int64_t idle_blocks = 0;      // cached, held by nobody
+  std::int64_t idle_blocks = 0;  // cached, held by nobody
   std::int64_t held_blocks = 0;
   std::int64_t reserved_blocks = 0;  // taken by live steps, not committed yet
   std::int64_t in_transit_blocks = 0;
   std::int64_t peak_used_blocks = 0;  // most held + reserved at once
   std::int64_t indexed_blocks = 0;
-  std::int64_t evicted_blocks = 0;    // indexed blocks erased to make room
-  std::int64_t merged_blocks = 0;     // full blocks found equal to an indexed one at Commit
-  std::int64_t copied_blocks = 0;     // copy-on-write
-  std::int64_t hit_tokens = 0;        // claimed by first Plans that were prepared
+  std::int64_t evicted_blocks = 0;  // indexed blocks erased to make room
+  std::int64_t merged_blocks = 0;   // full blocks found equal to an indexed one at Commit
+  std::int64_t copied_blocks = 0;   // copy-on-write
+  std::int64_t hit_tokens = 0;      // claimed by first Plans that were prepared
   std::int64_t tokens_committed = 0;
   std::int64_t sequences = 0;  // open
   std::int64_t live_steps = 0;
@@ -390,7 +393,8 @@ class KVCache {
 
   // Copies settled rows [first, first + count) of one layer to host memory, as stored: for checks.
   // Blocks until the last step's work is done.
-  //   k: [count, kv_heads, k_dim], v: [count, kv_heads, v_dim], of config().dtype; either may be null
+  //   k: [count, kv_heads, k_dim], v: [count, kv_heads, v_dim], of config().dtype; either may be
+  //   null
   // Errors: kInvalidArgument, kUnsupported (null backend), kCorruptData, kDeviceError.
   Status ReadRows(SequenceId sequence, int layer, std::int64_t first, std::int64_t count, void* k,
                   void* v);

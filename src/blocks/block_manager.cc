@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sequences: opening, matching, forking, shortening, ending.
+#include "blocks/block_manager.h"
+
+#include <algorithm>
+#include <string>
+
+namespace lariat::blocks {
+
+namespace {
+
+std::string Name(SequenceId id) {
+  return "sequence " + std::to_string(static_cast<std::uint64_t>(id));
+}
+
+}  // namespace
+
+BlockManager::BlockManager(const ManagerConfig& config)
+    : config_(config),
+      pool_(config.num_blocks, config.unlimited),
+      index_(config.block_size),
+      sequences_(config.max_sequences, config.max_tokens_per_sequence,
+                 (config.max_tokens_per_sequence + config.block_size - 1) / config.block_size) {
+  if (!config.unlimited) {
+    index_.Reserve(static_cast<std::size_t>(config.num_blocks));
+    lru_.Grow(static_cast<std::size_t>(config.num_blocks));
+  }
+  live_.reserve(static_cast<std::size_t>(config.max_steps_in_flight));
+}
+
+Status BlockManager::CheckIdle() const {
+  if (plan_ == nullptr) return {};
+  return NotReady("step " + std::to_string(plan_->id) +
+                  " is planned but not prepared: prepare or drop it first");
+}
+
+Result<Sequence*> BlockManager::FindUsable(SequenceId id) {
+  Sequence* sequence = sequences_.Find(id);
+  if (sequence == nullptr) return InvalidArgument(Name(id) + " is not open");
+  if (sequence->corrupt) {
+    return CorruptData(Name(id) + " holds a block with a device fault: close it");
+  }
+  return sequence;
+}
+
+Result<const Sequence*> BlockManager::Get(SequenceId id) const {
+  Result<Sequence*> found = const_cast<BlockManager*>(this)->FindUsable(id);
+  if (!found.ok()) return found.status();
+  return static_cast<const Sequence*>(*found);
+}
+
+// At least one token of a prompt is always computed, and only whole blocks are reused.
+std::int64_t BlockManager::ReusableBlocks(std::int64_t prompt_length) const {
+  if (!config_.reuse || prompt_length == 0) return 0;
+  return (prompt_length - 1) / config_.block_size;
+}
+
+PrefixMatch BlockManager::Measure(std::span<const BlockId> path) const {
+  // Whoever holds a block holds all before it, so the idle ones are the end of the path.
+  const auto first_idle = std::partition_point(path.begin(), path.end(),
+                                               [&](BlockId b) { return pool_.references(b) > 0; });
+  PrefixMatch match;
+  match.blocks = static_cast<std::int64_t>(path.size());
+  match.tokens = match.blocks * config_.block_size;
+  match.idle_blocks = path.end() - first_idle;
+  return match;
+}
+
+PrefixMatch BlockManager::Match(std::span<const TokenId> prompt, const OpenOptions& options) const {
+  std::vector<BlockId> path;
+  std::int32_t parent = index_.FindRoot(options, /*rope_table=*/0);
+  if (parent != 0) {
+    const std::int64_t limit = ReusableBlocks(static_cast<std::int64_t>(prompt.size()));
+    for (std::int64_t i = 0; i < limit; ++i) {
+      const BlockId found =
+          index_.Find(parent, prompt.subspan(static_cast<std::size_t>(i) * config_.block_size,
+                                             static_cast<std::size_t>(config_.block_size)));
+      if (found == kNoBlock) break;
+      path.push_back(found);
+      parent = found;
+    }
+  }
+  return Measure(path);
+}
+
+// Brings match_path up to date: drops what was erased since, then goes on from there. Blocks are
+// erased deepest first, so if the last one stands, all before it do.
+void BlockManager::ExtendMatch(Sequence& sequence) {
+  std::vector<BlockId>& path = sequence.match_path;
+  std::vector<std::uint32_t>& generations = sequence.match_generations;
+  while (!path.empty() &&
+         (!index_.contains(path.back()) || pool_.generation(path.back()) != generations.back())) {
+    path.pop_back();
+    generations.pop_back();
+  }
+  const std::int64_t limit = ReusableBlocks(sequence.prompt_length);
+  path.reserve(static_cast<std::size_t>(limit));
+  generations.reserve(static_cast<std::size_t>(limit));
+  const std::span<const TokenId> ids = sequence.ids;
+  while (static_cast<std::int64_t>(path.size()) < limit) {
+    const std::int32_t parent = path.empty() ? sequence.root : path.back();
+    const BlockId found =
+        index_.Find(parent, ids.subspan(path.size() * config_.block_size,
+                                        static_cast<std::size_t>(config_.block_size)));
+    if (found == kNoBlock) break;
+    path.push_back(found);
+    generations.push_back(pool_.generation(found));
+  }
+}
+
+Result<PrefixMatch> BlockManager::Match(SequenceId id) {
+  Result<Sequence*> found = FindUsable(id);
+  if (!found.ok()) return found.status();
+  Sequence& sequence = **found;
+  if (sequence.started) {
+    return InvalidArgument(Name(id) + " was planned already: its prefix hit is decided");
+  }
+  ExtendMatch(sequence);
+  return Measure(sequence.match_path);
+}
+
+Result<SequenceId> BlockManager::Open(std::span<const TokenId> prompt, const OpenOptions& options,
+                                      int rope_table) {
+  if (Status idle = CheckIdle(); !idle.ok()) return idle;
+  const std::int64_t limit = config_.max_tokens_per_sequence;
+  if (options.max_length < 0 || options.max_length > limit) {
+    return InvalidArgument("max_length " + std::to_string(options.max_length) +
+                           ": allowed are 0 (the cache's limit) to " + std::to_string(limit));
+  }
+  const std::int64_t max_length = options.max_length == 0 ? limit : options.max_length;
+  if (static_cast<std::int64_t>(prompt.size()) > max_length) {
+    return InvalidArgument("prompt of " + std::to_string(prompt.size()) +
+                           " tokens is longer than max_length " + std::to_string(max_length));
+  }
+  if (sequences_.open_count() == sequences_.max_open()) {
+    return ResourceExhausted("max_sequences " + std::to_string(sequences_.max_open()) +
+                             " are open: close one first");
+  }
+  const RootId root = index_.AcquireRoot(options, rope_table);
+  Sequence* opened = nullptr;
+  try {
+    opened = &sequences_.Open();
+  } catch (...) {
+    index_.DropRoot(root);
+    throw;
+  }
+  // Reserved when the entry was made: nothing below allocates.
+  opened->root = root;
+  opened->max_length = max_length;
+  opened->prompt_length = static_cast<std::int64_t>(prompt.size());
+  opened->ids.assign(prompt.begin(), prompt.end());
+  return opened->id;
+}
+
+Status BlockManager::Close(SequenceId id) {
+  if (Status idle = CheckIdle(); !idle.ok()) return idle;
+  Sequence* sequence = sequences_.Find(id);
+  if (sequence == nullptr) return InvalidArgument(Name(id) + " is not open");
+  sequences_.Retire(*sequence);
+  if (sequence->live_steps == 0) {
+    DropSequence(*sequence);
+  } else {
+    sequence->pinned = true;
+    for (const BlockId block : sequence->table) pool_.Pin(block);
+  }
+  return {};
+}
+
+Status BlockManager::Truncate(SequenceId id, std::int64_t length) {
+  if (Status idle = CheckIdle(); !idle.ok()) return idle;
+  Result<Sequence*> found = FindUsable(id);
+  if (!found.ok()) return found.status();
+  if (length < 0) {
+    return InvalidArgument("length " + std::to_string(length) + ": allowed are 0 and more");
+  }
+  Sequence& sequence = **found;
+  if (length >= sequence.reach) return {};
+  sequence.reach = length;
+  sequence.planned = std::min(sequence.planned, length);
+  sequence.settled = std::min(sequence.settled, length);
+  sequence.prompt_length = std::min(sequence.prompt_length, length);
+  if (sequence.known() > length) sequence.ids.resize(static_cast<std::size_t>(length));
+  sequence.indexed = std::min(sequence.indexed, length / config_.block_size);
+  if (length == 0) sequence.indexable = true;  // nothing of what kept it out is left
+  for (PlannedStep* step : live_) {
+    for (std::size_t i = 0; i < step->rows.size(); ++i) {
+      if (step->rows[i].sequence != id) continue;
+      step->items[i].limit = std::min(step->items[i].limit, length);
+    }
+  }
+  ShrinkTable(sequence, BlocksFor(length));
+  return {};
+}
+
+Result<SequenceId> BlockManager::Fork(SequenceId id, std::int64_t length) {
+  if (Status idle = CheckIdle(); !idle.ok()) return idle;
+  Result<Sequence*> found = FindUsable(id);
+  if (!found.ok()) return found.status();
+  const Sequence& parent = **found;
+  if (length < -1 || length > parent.settled) {
+    return InvalidArgument("length " + std::to_string(length) + ": allowed are -1 (all) to " +
+                           std::to_string(parent.settled) + ", the settled tokens of " + Name(id));
+  }
+  if (parent.live_steps > 0) return NotReady(Name(id) + " is in a live step: end the step first");
+  if (sequences_.open_count() == sequences_.max_open()) {
+    return ResourceExhausted("max_sequences " + std::to_string(sequences_.max_open()) +
+                             " are open: close one first");
+  }
+  if (length == -1) length = parent.settled;
+  Sequence& child = sequences_.Open();  // the last thing that can fail
+  index_.AddRootReference(parent.root);
+  child.root = parent.root;
+  child.max_length = parent.max_length;
+  child.started = true;
+  child.indexable = parent.indexable || length == 0;
+  child.prompt_length = std::min(parent.prompt_length, length);
+  child.settled = child.planned = child.reach = length;
+  child.indexed = std::min(parent.indexed, length / config_.block_size);
+  child.ids.assign(parent.ids.begin(), parent.ids.begin() + std::min(parent.known(), length));
+  child.table.assign(parent.table.begin(), parent.table.begin() + BlocksFor(length));
+  for (const BlockId block : child.table) pool_.Claim(block);
+  return child.id;
+}
+
+Status BlockManager::SetTokens(SequenceId id, std::span<const TokenId> tokens) {
+  if (Status idle = CheckIdle(); !idle.ok()) return idle;
+  Result<Sequence*> found = FindUsable(id);
+  if (!found.ok()) return found.status();
+  Sequence& sequence = **found;
+  const std::int64_t missing = std::max<std::int64_t>(0, sequence.settled - sequence.known());
+  if (static_cast<std::int64_t>(tokens.size()) > missing) {
+    return InvalidArgument("tokens: " + std::to_string(tokens.size()) + " ids for " + Name(id) +
+                           ", whose settled rows lack " + std::to_string(missing));
+  }
+  sequence.ids.insert(sequence.ids.end(), tokens.begin(), tokens.end());
+  IndexFullBlocks(sequence);
+  return {};
+}
+
+Status BlockManager::Clear() {
+  if (Status idle = CheckIdle(); !idle.ok()) return idle;
+  for (BlockId b = 0; b < static_cast<BlockId>(index_.capacity()); ++b) {
+    if (index_.contains(b)) index_.Erase(b);
+  }
+  while (lru_.oldest() != kNoBlock) {
+    const BlockId idle = lru_.oldest();
+    lru_.Remove(idle);
+    pool_.FreeIdle(idle);
+  }
+  for (const auto& sequence : sequences_.entries()) {
+    if (sequence->id == SequenceId::kNone || sequence->reach == 0) continue;
+    sequence->indexable = false;  // what it holds was computed with the old weights
+    sequence->indexed = 0;
+  }
+  return {};
+}
+
+void BlockManager::FillStats(Stats& stats) const {
+  stats.total_blocks = pool_.total();
+  stats.free_blocks = pool_.count(BlockState::kFree);
+  stats.idle_blocks = pool_.count(BlockState::kIdle);
+  stats.held_blocks = pool_.count(BlockState::kHeld);
+  stats.reserved_blocks = pool_.count(BlockState::kReserved);
+  stats.peak_used_blocks = pool_.peak_used();
+  stats.indexed_blocks = index_.size();
+  stats.evicted_blocks = evicted_;
+  stats.merged_blocks = merged_;
+  stats.copied_blocks = copied_;
+  stats.hit_tokens = hit_tokens_;
+  stats.tokens_committed = tokens_committed_;
+  stats.sequences = sequences_.open_count();
+  stats.live_steps = live_steps();
+}
+
+}  // namespace lariat::blocks

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "blocks/block_pool.h"
+#include "blocks/lru_list.h"
+#include "blocks/planned_step.h"
+#include "blocks/prefix_index.h"
+#include "blocks/sequence.h"
+#include "lariat/kv_cache.h"
+#include "lariat/status.h"
+
+namespace lariat::blocks {
+
+struct ManagerConfig {
+  std::int64_t num_blocks = 0;
+  bool unlimited = false;
+  int block_size = 16;
+  bool reuse = true;
+  int max_steps_in_flight = 2;
+  int max_sequences = 256;
+  std::int64_t max_tokens_per_sequence = 0;
+  std::int64_t max_tokens_per_step = 0;
+  bool track_writes = true;  // remember which blocks a step wrote, for Quarantine
+};
+
+// Decides which block holds which tokens: sequences, steps, reference counts, prefix reuse,
+// eviction. Knows ids, never bytes: it moves nothing; a step lists the copies that storage makes.
+// The rules are those of lariat/kv_cache.h, whose comments are not repeated here.
+//
+// Files: block_manager.cc (sequences), plan.cc (Plan, Undo, Prepare), settle.cc (Commit, Discard,
+// the index), inspect.cc (Snapshot, Quarantine).
+// Cost: O(1) per running sequence and step; O(blocks) where a sequence starts, forks or ends.
+// Threads: externally synchronised. Time, addresses and device events are never consulted.
+class BlockManager {
+ public:
+  explicit BlockManager(const ManagerConfig& config);
+
+  PrefixMatch Match(std::span<const TokenId> prompt, const OpenOptions& options) const;
+  Result<PrefixMatch> Match(SequenceId id);
+  Result<SequenceId> Open(std::span<const TokenId> prompt, const OpenOptions& options,
+                          int rope_table);
+  Status Close(SequenceId id);
+  Status Truncate(SequenceId id, std::int64_t length);
+  Result<SequenceId> Fork(SequenceId id, std::int64_t length);
+  Status SetTokens(SequenceId id, std::span<const TokenId> tokens);
+  Result<const Sequence*> Get(SequenceId id) const;  // not corrupt
+  Status Clear();
+
+  // Fills `step`, a record of the caller's that stays where it is until the step has ended.
+  Status Plan(std::span<const StepItem> items, const StepShape& shape, PlannedStep& step,
+              PlanFailure* failure);
+  void Undo(PlannedStep& step);
+  // Host side of Prepare: the plan can no longer be undone.
+  void Prepare(PlannedStep& step);
+  // Checks a Commit; changes nothing.
+  Status CheckCommit(const PlannedStep& step, std::span<const StepCommit> commits);
+  // REQUIRES: CheckCommit said Ok.
+  void Commit(PlannedStep& step, std::span<const StepCommit> commits);
+  Status CheckDiscard(const PlannedStep& step) const;
+  void Discard(PlannedStep& step);
+
+  // Takes what a faulty step wrote, and all below it, out of the index, and marks the sequences
+  // that hold such a block. later: steps after it, oldest first, whose copies may have spread it.
+  // O(blocks).
+  void Quarantine(const PlannedStep& step, std::span<const PlannedStep* const> later);
+
+  bool has_plan() const { return plan_ != nullptr; }
+  int live_steps() const { return static_cast<int>(live_.size()); }
+  Sequence& sequence(int entry) { return sequences_.at(entry); }
+  void FillStats(Stats& stats) const;
+  std::string Snapshot() const;
+
+ private:
+  Status CheckIdle() const;  // kNotReady while a plan is not prepared
+  Result<Sequence*> FindUsable(SequenceId id);
+  PrefixMatch Measure(std::span<const BlockId> path) const;
+  std::int64_t ReusableBlocks(std::int64_t prompt_length) const;
+  void ExtendMatch(Sequence& sequence);
+
+  // plan.cc
+  Status CheckItems(std::span<const StepItem> items);
+  Status Fill(std::span<const StepItem> items, const StepShape& shape, PlannedStep& step,
+              PlanFailure* failure);
+  void ClaimHit(Sequence& sequence, PlannedStep& step);
+  Status AddRows(const StepItem& item, PlannedStep& step);
+  Status ApplyShape(const StepShape& shape, PlannedStep& step) const;
+  void Unshare(PlannedStep& step);
+  Status CheckRoom(const PlannedStep& step, PlanFailure* failure) const;
+  std::int64_t BlocksNeeded(const PlannedStep& step, std::size_t index) const;
+  void Reserve(PlannedStep& step);
+  BlockId Take(PlannedStep& step);
+  void UndoBlocks(PlannedStep& step);
+  void EnsureCapacity(std::int64_t blocks);
+
+  // settle.cc
+  Status CheckEntry(const PlannedStep& step, const StepCommit& commit, int item) const;
+  void SettleItem(PlannedStep& step, std::size_t index, const StepCommit* commit);
+  void DiscardItem(PlannedStep& step, std::size_t index);
+  void EndStep(PlannedStep& step);
+  void IndexFullBlocks(Sequence& sequence);
+  void ShrinkTable(Sequence& sequence, std::int64_t blocks);
+  void Release(const Sequence& sequence, BlockId block);
+  void DropReference(BlockId block);
+  void DropSequence(Sequence& sequence);
+  PlannedStep* LiveStep(std::uint64_t id);
+  std::int64_t BlocksFor(std::int64_t tokens) const {
+    return (tokens + config_.block_size - 1) / config_.block_size;
+  }
+
+  const ManagerConfig config_;
+  BlockPool pool_;
+  LruList lru_;
+  PrefixIndex index_;
+  SequenceTable sequences_;
+  PlannedStep* plan_ = nullptr;     // not prepared yet
+  std::vector<PlannedStep*> live_;  // prepared, oldest first
+  std::uint64_t next_step_ = 1;
+  std::uint64_t stamp_ = 0;
+
+  std::int64_t evicted_ = 0;
+  std::int64_t merged_ = 0;
+  std::int64_t copied_ = 0;
+  std::int64_t hit_tokens_ = 0;
+  std::int64_t tokens_committed_ = 0;
+};
+
+}  // namespace lariat::blocks

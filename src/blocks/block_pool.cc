@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "blocks/block_pool.h"
+
+#include <algorithm>
+#include <cassert>
+#include <limits>
+
+namespace lariat::blocks {
+
+BlockPool::BlockPool(std::int64_t total, bool unlimited)
+    : unlimited_(unlimited), total_(unlimited ? 0 : total) {
+  blocks_.resize(static_cast<std::size_t>(total_));
+  free_.reserve(static_cast<std::size_t>(total_));
+  counts_[static_cast<int>(BlockState::kFree)] = total_;
+}
+
+void BlockPool::Move(Block& block, BlockState to) {
+  --counts_[static_cast<int>(block.state)];
+  ++counts_[static_cast<int>(to)];
+  block.state = to;
+}
+
+BlockId BlockPool::TakeFree() {
+  BlockId block = kNoBlock;
+  if (!free_.empty()) {
+    block = free_.back();
+    free_.pop_back();
+  } else if (unlimited_ || next_fresh_ < total_) {
+    if (next_fresh_ == std::numeric_limits<BlockId>::max()) return kNoBlock;
+    if (unlimited_ && next_fresh_ == static_cast<std::int64_t>(blocks_.size())) {
+      // Returned blocks need a place in the free list too; grow both before anything changes.
+      const std::size_t size = std::max<std::size_t>(1024, blocks_.size() * 2);
+      free_.reserve(size);
+      blocks_.resize(size);
+    }
+    block = static_cast<BlockId>(next_fresh_++);
+    if (unlimited_) ++counts_[static_cast<int>(BlockState::kFree)];
+  } else {
+    return kNoBlock;
+  }
+  Block& taken = blocks_[block];
+  Move(taken, BlockState::kReserved);
+  taken.references = 1;
+  ++taken.generation;
+  return block;
+}
+
+void BlockPool::UndoTakeFree(BlockId block) {
+  Block& taken = blocks_[block];
+  assert(taken.state == BlockState::kReserved && taken.references == 1);
+  Move(taken, BlockState::kFree);
+  taken.references = 0;
+  --taken.generation;
+  // A fresh block was never in the free list: its generation tells.
+  if (taken.generation == 0 && block == next_fresh_ - 1) {
+    --next_fresh_;
+    if (unlimited_) --counts_[static_cast<int>(BlockState::kFree)];
+  } else {
+    free_.push_back(block);
+  }
+}
+
+void BlockPool::TakeIdle(BlockId block) {
+  Block& taken = blocks_[block];
+  assert(taken.state == BlockState::kIdle && taken.references == 0);
+  Move(taken, BlockState::kReserved);
+  taken.references = 1;
+  ++taken.generation;
+}
+
+void BlockPool::UndoTakeIdle(BlockId block) {
+  Block& taken = blocks_[block];
+  assert(taken.state == BlockState::kReserved && taken.references == 1);
+  Move(taken, BlockState::kIdle);
+  taken.references = 0;
+  --taken.generation;
+}
+
+void BlockPool::Claim(BlockId block) {
+  Block& claimed = blocks_[block];
+  assert(claimed.state != BlockState::kFree);
+  if (claimed.state == BlockState::kIdle) Move(claimed, BlockState::kHeld);
+  ++claimed.references;
+}
+
+bool BlockPool::Unclaim(BlockId block, bool stays_cached) {
+  Block& released = blocks_[block];
+  assert(released.references > 0);
+  if (--released.references > 0) return false;
+  Move(released, stays_cached ? BlockState::kIdle : BlockState::kFree);
+  if (!stays_cached) free_.push_back(block);
+  return true;
+}
+
+void BlockPool::FreeIdle(BlockId block) {
+  assert(blocks_[block].state == BlockState::kIdle);
+  Move(blocks_[block], BlockState::kFree);
+  free_.push_back(block);
+}
+
+void BlockPool::Settle(BlockId block) {
+  if (blocks_[block].state == BlockState::kReserved) Move(blocks_[block], BlockState::kHeld);
+}
+
+void BlockPool::NotePeak() { peak_used_ = std::max(peak_used_, used()); }
+
+std::vector<BlockId> BlockPool::FreeList() const { return {free_.rbegin(), free_.rend()}; }
+
+}  // namespace lariat::blocks

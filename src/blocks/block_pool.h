@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cstdint>
+#include <vector>
+
+namespace lariat::blocks {
+
+using BlockId = std::int32_t;
+inline constexpr BlockId kNoBlock = -1;
+
+// What a block is to the pool. Every block is exactly one of these.
+enum class BlockState : std::uint8_t {
+  kFree,      // holds nothing
+  kIdle,      // cached, held by nobody: may be evicted
+  kHeld,      // named by at least one sequence
+  kReserved,  // taken by a step that was not committed yet
+};
+
+// Counts references to blocks and keeps the free ones. Knows nothing of tokens, sequences or
+// memory. All calls are O(1). Free blocks are given out last in, first out; fresh ones after that,
+// in order of their ids. A pool without a limit makes fresh blocks for ever.
+// Threads: externally synchronised.
+class BlockPool {
+ public:
+  // total: blocks there are; unlimited: there is always one more, and total is where it starts (0)
+  BlockPool(std::int64_t total, bool unlimited);
+
+  std::int64_t total() const { return unlimited_ ? next_fresh_ : total_; }
+  bool unlimited() const { return unlimited_; }
+  std::int64_t count(BlockState state) const { return counts_[static_cast<int>(state)]; }
+  std::int64_t used() const { return count(BlockState::kHeld) + count(BlockState::kReserved); }
+  std::int64_t peak_used() const { return peak_used_; }
+  BlockState state(BlockId block) const { return blocks_[block].state; }
+  std::int32_t references(BlockId block) const { return blocks_[block].references; }
+  // Whether more than one reference is there to stay.
+  bool shared(BlockId block) const { return blocks_[block].references - blocks_[block].pins > 1; }
+  // Tells two lives of one block id apart: counts the times it was taken.
+  std::uint32_t generation(BlockId block) const { return blocks_[block].generation; }
+
+  // Takes a free block: reserved, one reference. kNoBlock when there is none.
+  BlockId TakeFree();
+  // Takes an idle block that was chosen as a victim: reserved, one reference.
+  void TakeIdle(BlockId block);
+  // Exact inverses, called in reverse order of the calls they undo.
+  void UndoTakeFree(BlockId block);
+  void UndoTakeIdle(BlockId block);
+
+  // One more reference to an idle or used block; an idle one becomes held.
+  void Claim(BlockId block);
+  // One reference less. With none left the block becomes idle or free, as told.
+  // Returns whether it was the last.
+  bool Unclaim(BlockId block, bool stays_cached);
+  // Says of one reference that it only waits for a step to end, and takes that back.
+  void Pin(BlockId block) { ++blocks_[block].pins; }
+  void Unpin(BlockId block) { --blocks_[block].pins; }
+  // An idle block that is no longer cached becomes free.
+  void FreeIdle(BlockId block);
+  // A reserved block becomes held: its step was committed.
+  void Settle(BlockId block);
+  // Notes the most blocks used at once; called once a plan stands.
+  void NotePeak();
+
+  // Free blocks in the order in which they will be taken, fresh ones left out.
+  std::vector<BlockId> FreeList() const;
+  std::int64_t next_fresh() const { return next_fresh_; }
+
+ private:
+  struct Block {
+    std::int32_t references = 0;
+    std::int32_t pins = 0;  // of the references
+    std::uint32_t generation = 0;
+    BlockState state = BlockState::kFree;
+  };
+  void Move(Block& block, BlockState to);
+
+  const bool unlimited_;
+  const std::int64_t total_;
+  std::vector<Block> blocks_;
+  std::vector<BlockId> free_;    // returned blocks, the next one to take last
+  std::int64_t next_fresh_ = 0;  // blocks from here on were never taken
+  std::int64_t counts_[4] = {};
+  std::int64_t peak_used_ = 0;
+};
+
+}  // namespace lariat::blocks

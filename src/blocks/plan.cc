@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plan, its exact undoing, and the host side of Prepare.
+//
+// A plan goes: check the items; claim all prefix hits and count rows; let go of shared or indexed
+// tails; check that there is room; take blocks. Every change to a block is logged, so that any step
+// of this can be taken back. Sequences change last, when nothing can fail any more.
+#include <algorithm>
+#include <cassert>
+#include <string>
+
+#include "blocks/block_manager.h"
+
+namespace lariat::blocks {
+
+namespace {
+
+std::string Name(SequenceId id) {
+  return "sequence " + std::to_string(static_cast<std::uint64_t>(id));
+}
+
+}  // namespace
+
+Status BlockManager::Plan(std::span<const StepItem> items, const StepShape& shape,
+                          PlannedStep& step, PlanFailure* failure) {
+  if (Status idle = CheckIdle(); !idle.ok()) return idle;
+  if (live_steps() == config_.max_steps_in_flight) {
+    return NotReady("max_steps_in_flight " + std::to_string(config_.max_steps_in_flight) +
+                    " steps are live: commit or discard step " + std::to_string(live_[0]->id));
+  }
+  if (Status checked = CheckItems(items); !checked.ok()) return checked;
+  try {
+    if (Status filled = Fill(items, shape, step, failure); !filled.ok()) {
+      UndoBlocks(step);
+      return filled;
+    }
+  } catch (...) {
+    UndoBlocks(step);
+    throw;
+  }
+  step.id = next_step_++;
+  step.phase = StepPhase::kPlanned;
+  plan_ = &step;
+  return {};
+}
+
+Status BlockManager::CheckItems(std::span<const StepItem> items) {
+  if (static_cast<std::int64_t>(items.size()) > config_.max_sequences) {
+    return InvalidArgument("items: " + std::to_string(items.size()) +
+                           " sequences; allowed are max_sequences " +
+                           std::to_string(config_.max_sequences));
+  }
+  ++stamp_;
+  for (const StepItem& item : items) {
+    Result<Sequence*> found = FindUsable(item.sequence);
+    if (!found.ok()) return found.status();
+    Sequence& sequence = **found;
+    if (sequence.stamp == stamp_) return InvalidArgument(Name(item.sequence) + " is named twice");
+    sequence.stamp = stamp_;
+    if (item.num_tokens < 1) {
+      return InvalidArgument("num_tokens " + std::to_string(item.num_tokens) + " of " +
+                             Name(item.sequence) + ": allowed are 1 and more");
+    }
+    if (item.num_drafts < 0 || item.num_drafts >= item.num_tokens) {
+      return InvalidArgument("num_drafts " + std::to_string(item.num_drafts) + " of " +
+                             Name(item.sequence) + ": allowed are 0 to num_tokens - 1, " +
+                             std::to_string(item.num_tokens - 1));
+    }
+    if (!item.positions.empty() &&
+        static_cast<std::int64_t>(item.positions.size()) != item.num_tokens) {
+      return InvalidArgument("positions of " + Name(item.sequence) + ": " +
+                             std::to_string(item.positions.size()) + " given for num_tokens " +
+                             std::to_string(item.num_tokens));
+    }
+    for (const std::int32_t position : item.positions) {
+      if (position < 0 || position >= config_.max_tokens_per_sequence) {
+        return InvalidArgument("position " + std::to_string(position) + " of " +
+                               Name(item.sequence) + ": the table holds 0 to " +
+                               std::to_string(config_.max_tokens_per_sequence - 1));
+      }
+    }
+    if (sequence.reach > sequence.planned) {
+      return NotReady(Name(item.sequence) + " has undecided drafts: commit step " +
+                      std::to_string(sequence.last_step) + " first");
+    }
+  }
+  return {};
+}
+
+Status BlockManager::Fill(std::span<const StepItem> items, const StepShape& shape,
+                          PlannedStep& step, PlanFailure* failure) {
+  step.abandoned = false;
+  step.num_tokens = 0;
+  step.hit_tokens = 0;
+  step.rows.clear();
+  step.items.clear();
+  step.positions.clear();
+  step.victims.clear();
+  step.copies.clear();
+  step.undo.clear();
+  step.releases.clear();
+  step.written.clear();
+  for (const StepItem& item : items) {
+    if (Status added = AddRows(item, step); !added.ok()) return added;
+  }
+  if (Status shaped = ApplyShape(shape, step); !shaped.ok()) return shaped;
+  Unshare(step);
+  if (Status room = CheckRoom(step, failure); !room.ok()) return room;
+  Reserve(step);
+  return {};
+}
+
+// Takes the sequence's longest cached prefix; the plan's claims come before all of its allocations.
+void BlockManager::ClaimHit(Sequence& sequence, PlannedStep& step) {
+  ExtendMatch(sequence);
+  step.undo.reserve(step.undo.size() + sequence.match_path.size());
+  for (const BlockId block : sequence.match_path) {
+    const bool idle = pool_.state(block) == BlockState::kIdle;
+    const BlockId previous = idle ? lru_.Remove(block) : kNoBlock;
+    pool_.Claim(block);
+    step.undo.push_back({idle ? UndoEntry::kClaimIdle : UndoEntry::kClaim, block, previous});
+  }
+}
+
+Status BlockManager::AddRows(const StepItem& item, PlannedStep& step) {
+  Sequence& sequence = *sequences_.Find(item.sequence);
+  StepRows rows;
+  PlannedItem planned;
+  rows.sequence = item.sequence;
+  rows.first_row = step.num_tokens;
+  rows.start = sequence.planned;
+  rows.count = item.num_tokens;
+  planned.sequence = SequenceTable::IndexOf(item.sequence);
+  planned.first_plan = !sequence.started;
+  planned.old_planned = sequence.planned;
+  if (planned.first_plan && sequence.prompt_length > 0) {
+    ClaimHit(sequence, step);
+    rows.hit = static_cast<std::int64_t>(sequence.match_path.size()) * config_.block_size;
+    rows.start = rows.hit;
+    rows.count = std::min(item.num_tokens, sequence.prompt_length - rows.hit);
+  }
+  planned.certain = std::min(item.num_tokens - item.num_drafts, rows.count);
+  planned.limit = rows.start + rows.count;
+  planned.first_new_block = planned.first_plan ? rows.hit / config_.block_size
+                                               : static_cast<std::int64_t>(sequence.table.size());
+  if (planned.limit > sequence.max_length) {
+    return InvalidArgument("num_tokens " + std::to_string(item.num_tokens) + " of " +
+                           Name(item.sequence) + " would end at " + std::to_string(planned.limit) +
+                           " tokens, past its max_length " + std::to_string(sequence.max_length));
+  }
+  step.num_tokens += rows.count;
+  if (step.num_tokens > config_.max_tokens_per_step) {
+    return InvalidArgument("the items have more rows than max_tokens_per_step " +
+                           std::to_string(config_.max_tokens_per_step));
+  }
+  if (!item.positions.empty()) {
+    planned.position_offset = static_cast<std::int64_t>(step.positions.size());
+    step.positions.insert(step.positions.end(), item.positions.begin(),
+                          item.positions.begin() + rows.count);
+  }
+  step.hit_tokens += rows.hit;
+  step.rows.push_back(rows);
+  step.items.push_back(planned);
+  return {};
+}
+
+Status BlockManager::ApplyShape(const StepShape& shape, PlannedStep& step) const {
+  const auto sequences = static_cast<int>(step.rows.size());
+  step.padded_tokens = shape.max_tokens == 0 ? step.num_tokens : shape.max_tokens;
+  step.padded_sequences = shape.max_sequences == 0 ? sequences : shape.max_sequences;
+  if (step.padded_tokens < step.num_tokens || step.padded_tokens > config_.max_tokens_per_step) {
+    return InvalidArgument("shape.max_tokens " + std::to_string(shape.max_tokens) + " for " +
+                           std::to_string(step.num_tokens) +
+                           " rows: allowed are those up to max_tokens_per_step " +
+                           std::to_string(config_.max_tokens_per_step));
+  }
+  if (step.padded_sequences < sequences || step.padded_sequences > config_.max_sequences) {
+    return InvalidArgument("shape.max_sequences " + std::to_string(shape.max_sequences) + " for " +
+                           std::to_string(sequences) +
+                           " sequences: allowed are those up to max_sequences " +
+                           std::to_string(config_.max_sequences));
+  }
+  return {};
+}
+
+// Finds the partly filled blocks that rows would be written into but that are shared or indexed:
+// those need a copy. The sequence's reference to the source lasts until the step ends, since the
+// copy still has to read it, but counts as gone: in item order, the last holder writes in place.
+void BlockManager::Unshare(PlannedStep& step) {
+  step.undo.reserve(step.undo.size() + step.rows.size());
+  step.releases.reserve(step.releases.size() + step.rows.size());
+  for (std::size_t i = 0; i < step.rows.size(); ++i) {
+    const std::int64_t start = step.rows[i].start;
+    if (step.items[i].first_plan || start % config_.block_size == 0) continue;
+    const Sequence& sequence = sequences_.at(step.items[i].sequence);
+    const BlockId tail = sequence.table[static_cast<std::size_t>(start / config_.block_size)];
+    if (!pool_.shared(tail) && !index_.contains(tail)) continue;
+    step.items[i].cow_source = tail;
+    pool_.Pin(tail);
+    step.releases.push_back(tail);
+    step.undo.push_back({UndoEntry::kPin, tail, kNoBlock});
+  }
+}
+
+std::int64_t BlockManager::BlocksNeeded(const PlannedStep& step, std::size_t index) const {
+  const PlannedItem& item = step.items[index];
+  const std::int64_t end = step.rows[index].start + step.rows[index].count;
+  return BlocksFor(end) - item.first_new_block + (item.cow_source == kNoBlock ? 0 : 1);
+}
+
+Status BlockManager::CheckRoom(const PlannedStep& step, PlanFailure* failure) const {
+  if (pool_.unlimited()) return {};
+  std::int64_t needed = 0;
+  std::size_t too_big = step.rows.size();
+  for (std::size_t i = 0; i < step.rows.size(); ++i) {
+    needed += BlocksNeeded(step, i);
+    // Its whole table, and a source that is held while it is copied.
+    const std::int64_t alone = step.items[i].first_new_block + BlocksNeeded(step, i);
+    if (alone > pool_.total() && too_big == step.rows.size()) too_big = i;
+  }
+  const std::int64_t available = pool_.count(BlockState::kFree) + pool_.count(BlockState::kIdle);
+  if (needed <= available) return {};
+  if (failure != nullptr) {
+    failure->needed = needed;
+    failure->available = available;
+    failure->in_transit = 0;
+    failure->sequences.clear();
+    for (std::size_t i = 0; i < step.rows.size(); ++i) {
+      failure->sequences.push_back({step.rows[i].sequence, BlocksNeeded(step, i)});
+    }
+  }
+  const std::string numbers = std::to_string(needed) + " blocks needed, " +
+                              std::to_string(available) + " of " + std::to_string(pool_.total()) +
+                              " available";
+  if (too_big != step.rows.size()) {
+    return NeverFits(Name(step.rows[too_big].sequence) +
+                     " alone is larger than the pool: " + numbers);
+  }
+  return ResourceExhausted(numbers);
+}
+
+void BlockManager::EnsureCapacity(std::int64_t blocks) {
+  if (blocks <= static_cast<std::int64_t>(index_.capacity())) return;
+  const std::size_t grown = std::max(static_cast<std::size_t>(blocks),
+                                     std::max<std::size_t>(1024, 2 * index_.capacity()));
+  lru_.Grow(grown);
+  index_.Reserve(grown);
+}
+
+// A free block, else the least recently used idle one; CheckRoom has seen that there is one.
+BlockId BlockManager::Take(PlannedStep& step) {
+  BlockId block = pool_.TakeFree();
+  if (block != kNoBlock) {
+    step.undo.push_back({UndoEntry::kTakeFree, block, kNoBlock});
+    return block;
+  }
+  block = lru_.oldest();
+  assert(block != kNoBlock);
+  lru_.Remove(block);
+  pool_.TakeIdle(block);
+  step.victims.push_back(block);
+  step.undo.push_back({UndoEntry::kTakeIdle, block, kNoBlock});
+  return block;
+}
+
+void BlockManager::Reserve(PlannedStep& step) {
+  std::int64_t needed = 0;
+  for (std::size_t i = 0; i < step.rows.size(); ++i) needed += BlocksNeeded(step, i);
+  if (pool_.unlimited()) EnsureCapacity(pool_.total() + needed);
+  step.undo.reserve(step.undo.size() + static_cast<std::size_t>(needed));
+  step.victims.reserve(static_cast<std::size_t>(needed));
+  step.copies.reserve(step.rows.size());
+  // Nothing below fails but TakeFree of a pool without limit, before anything of that item changed.
+  for (std::size_t i = 0; i < step.rows.size(); ++i) {
+    const StepRows& rows = step.rows[i];
+    PlannedItem& item = step.items[i];
+    if (item.cow_source != kNoBlock) {
+      const BlockId source = item.cow_source;
+      item.cow_target = Take(step);
+      step.copies.push_back({{source, pool_.generation(source)},
+                             {item.cow_target, pool_.generation(item.cow_target)}});
+    }
+    item.new_blocks = BlocksFor(rows.start + rows.count) - item.first_new_block;
+    item.first_taken = step.undo.size();
+    for (std::int64_t n = 0; n < item.new_blocks; ++n) Take(step);
+  }
+  for (std::size_t i = 0; i < step.rows.size(); ++i) {
+    const StepRows& rows = step.rows[i];
+    const PlannedItem& item = step.items[i];
+    Sequence& sequence = sequences_.at(item.sequence);
+    if (item.first_plan) sequence.table = sequence.match_path;
+    if (item.cow_target != kNoBlock) {
+      const std::int64_t at = rows.start / config_.block_size;
+      sequence.table[static_cast<std::size_t>(at)] = item.cow_target;
+      sequence.first_dirty = std::min(sequence.first_dirty, at);
+    }
+    for (std::int64_t n = 0; n < item.new_blocks; ++n) {
+      sequence.table.push_back(step.undo[item.first_taken + static_cast<std::size_t>(n)].block);
+    }
+    sequence.started = true;
+    sequence.planned = rows.start + item.certain;
+    sequence.reach = rows.start + rows.count;
+    if (item.first_plan) sequence.indexed = item.first_new_block;
+  }
+}
+
+void BlockManager::UndoBlocks(PlannedStep& step) {
+  for (auto entry = step.undo.rbegin(); entry != step.undo.rend(); ++entry) {
+    switch (entry->kind) {
+      case UndoEntry::kClaim: pool_.Unclaim(entry->block, /*stays_cached=*/true); break;
+      case UndoEntry::kClaimIdle:
+        pool_.Unclaim(entry->block, /*stays_cached=*/true);
+        lru_.InsertAfter(entry->block, entry->lru_previous);
+        break;
+      case UndoEntry::kPin: pool_.Unpin(entry->block); break;
+      case UndoEntry::kTakeFree: pool_.UndoTakeFree(entry->block); break;
+      case UndoEntry::kTakeIdle:
+        pool_.UndoTakeIdle(entry->block);
+        lru_.InsertAfter(entry->block, kNoBlock);
+        break;
+    }
+  }
+  step.undo.clear();
+  step.releases.clear();
+  step.phase = StepPhase::kUnused;
+}
+
+void BlockManager::Undo(PlannedStep& step) {
+  assert(plan_ == &step);
+  for (std::size_t i = 0; i < step.rows.size(); ++i) {
+    const PlannedItem& item = step.items[i];
+    Sequence& sequence = sequences_.at(item.sequence);
+    sequence.table.resize(static_cast<std::size_t>(item.first_plan ? 0 : item.first_new_block));
+    if (item.cow_source != kNoBlock) {
+      sequence.table[static_cast<std::size_t>(step.rows[i].start / config_.block_size)] =
+          item.cow_source;
+    }
+    sequence.planned = sequence.reach = item.old_planned;
+    if (item.first_plan) {
+      sequence.started = false;
+      sequence.indexed = 0;
+    }
+  }
+  UndoBlocks(step);
+  --next_step_;
+  plan_ = nullptr;
+}
+
+void BlockManager::Prepare(PlannedStep& step) {
+  assert(plan_ == &step);
+  for (const BlockId victim : step.victims) index_.Erase(victim);
+  for (PlannedItem& item : step.items) {
+    Sequence& sequence = sequences_.at(item.sequence);
+    item.previous_step = sequence.last_step;
+    ++sequence.live_steps;
+    sequence.last_step = step.id;
+    sequence.match_path.clear();
+    sequence.match_generations.clear();
+  }
+  evicted_ += static_cast<std::int64_t>(step.victims.size());
+  copied_ += static_cast<std::int64_t>(step.copies.size());
+  hit_tokens_ += step.hit_tokens;
+  pool_.NotePeak();
+  step.phase = StepPhase::kPrepared;
+  live_.push_back(&step);
+  plan_ = nullptr;
+}
+
+}  // namespace lariat::blocks

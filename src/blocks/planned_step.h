@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "blocks/block_pool.h"
+#include "lariat/kv_cache.h"
+
+namespace lariat::blocks {
+
+// A block at one time of its life.
+struct BlockStamp {
+  BlockId block = kNoBlock;
+  std::uint32_t generation = 0;
+};
+
+struct CowCopy {
+  BlockStamp source;
+  BlockStamp target;
+};
+
+// What a step did to one of its sequences, beyond the public StepRows.
+struct PlannedItem {
+  int sequence = -1;  // entry in the SequenceTable
+  bool first_plan = false;
+  std::int64_t certain = 0;           // leading rows that Commit must keep
+  std::int64_t limit = 0;             // rows at or past this index of the sequence were truncated
+  std::int64_t position_offset = -1;  // into PlannedStep::positions; -1: none given
+  std::int64_t first_new_block = 0;   // table index of the first block taken for these rows
+  std::int64_t new_blocks = 0;
+  std::size_t first_taken = 0;      // where PlannedStep::undo lists them
+  std::int64_t old_planned = 0;     // of the sequence, before this plan
+  std::uint64_t previous_step = 0;  // Sequence::last_step before this step
+  BlockId cow_source = kNoBlock;
+  BlockId cow_target = kNoBlock;
+};
+
+enum class StepPhase : std::uint8_t {
+  kUnused,
+  kPlanned,   // can be undone exactly
+  kPrepared,  // live on the device
+  kEnded,     // committed or discarded; its device work may still run
+};
+
+// One change that a plan made to blocks, kept so that dropping the plan undoes it.
+struct UndoEntry {
+  enum Kind : std::uint8_t { kClaim, kClaimIdle, kPin, kTakeFree, kTakeIdle } kind;
+  BlockId block;
+  BlockId lru_previous;  // kClaimIdle: the block before it in the LRU list
+};
+
+// One step from Plan until its device work has passed. Its vectors keep their memory.
+struct PlannedStep {
+  std::uint64_t id = 0;
+  StepPhase phase = StepPhase::kUnused;
+  bool abandoned = false;  // its handle is gone: discard it as soon as that is legal
+  std::int64_t num_tokens = 0;
+  std::int64_t padded_tokens = 0;
+  int padded_sequences = 0;
+  std::int64_t hit_tokens = 0;
+  std::vector<StepRows> rows;
+  std::vector<PlannedItem> items;  // parallel to rows
+  std::vector<std::int32_t> positions;
+  std::vector<BlockId> victims;  // erased from the index at Prepare
+  std::vector<CowCopy> copies;   // to run at Prepare
+  std::vector<UndoEntry> undo;
+  std::vector<BlockId> releases;    // pinned references, dropped in this order when the step ends
+  std::vector<BlockStamp> written;  // blocks that hold its rows, known at Commit
+};
+
+}  // namespace lariat::blocks

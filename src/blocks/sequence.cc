@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "blocks/sequence.h"
+
+#include <algorithm>
+#include <cassert>
+
+namespace lariat::blocks {
+
+SequenceTable::SequenceTable(int max_open, std::int64_t ids_capacity, std::int64_t table_capacity)
+    : max_open_(max_open), ids_capacity_(ids_capacity), table_capacity_(table_capacity) {
+  free_rows_.reserve(static_cast<std::size_t>(max_open));
+  for (int row = max_open - 1; row >= 0; --row) free_rows_.push_back(row);
+}
+
+Sequence& SequenceTable::Open() {
+  assert(open_count_ < max_open_);
+  if (free_entries_.empty()) {
+    auto entry = std::make_unique<Sequence>();
+    entry->ids.reserve(static_cast<std::size_t>(ids_capacity_));
+    entry->table.reserve(static_cast<std::size_t>(table_capacity_));
+    free_entries_.reserve(entries_.size() + 1);
+    lives_.reserve(entries_.size() + 1);
+    entries_.push_back(std::move(entry));
+    lives_.push_back(0);
+    free_entries_.push_back(static_cast<int>(entries_.size()) - 1);
+  }
+  const int index = free_entries_.back();
+  free_entries_.pop_back();
+  Sequence& sequence = *entries_[index];
+  const std::uint64_t life = ++lives_[index];
+  sequence.id = static_cast<SequenceId>(life << 32 | static_cast<std::uint64_t>(index + 1));
+  sequence.open = true;
+  sequence.row = free_rows_.back();
+  free_rows_.pop_back();
+  ++open_count_;
+  return sequence;
+}
+
+Sequence* SequenceTable::Find(SequenceId id) {
+  const int index = IndexOf(id);
+  if (index < 0 || index >= static_cast<int>(entries_.size())) return nullptr;
+  Sequence& sequence = *entries_[index];
+  return sequence.open && sequence.id == id ? &sequence : nullptr;
+}
+
+const Sequence* SequenceTable::Find(SequenceId id) const {
+  return const_cast<SequenceTable*>(this)->Find(id);
+}
+
+void SequenceTable::Retire(Sequence& sequence) {
+  assert(sequence.open);
+  sequence.open = false;
+  free_rows_.push_back(sequence.row);
+  sequence.row = -1;
+  --open_count_;
+}
+
+void SequenceTable::Recycle(Sequence& sequence) {
+  assert(!sequence.open && sequence.id != SequenceId::kNone);
+  const int index = IndexOf(sequence.id);
+  // The vectors keep their memory for the next sequence.
+  Sequence fresh;
+  std::swap(fresh.ids, sequence.ids);
+  std::swap(fresh.table, sequence.table);
+  std::swap(fresh.match_path, sequence.match_path);
+  std::swap(fresh.match_generations, sequence.match_generations);
+  fresh.ids.clear();
+  fresh.table.clear();
+  fresh.match_path.clear();
+  fresh.match_generations.clear();
+  sequence = std::move(fresh);
+  free_entries_.push_back(index);
+}
+
+}  // namespace lariat::blocks

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "blocks/block_pool.h"
+#include "blocks/prefix_index.h"
+#include "lariat/types.h"
+
+namespace lariat::blocks {
+
+// What the cache knows of one sequence.
+//
+//   0 ............ settled ............ planned ......... max_length
+//   | kept rows    | rows of live steps | not planned yet
+//
+// `ids` may be longer than planned (a prompt not computed yet) or shorter (ids that come later).
+struct Sequence {
+  SequenceId id = SequenceId::kNone;  // kNone: this entry is free
+  bool open = false;                  // false with an id: closed, but a live step still names it
+  bool started = false;               // its first plan was made: the prefix hit is decided
+  bool indexable = true;              // false: its blocks must not enter the index any more
+  bool corrupt = false;               // holds a block with a device fault
+  bool pinned = false;                // closed: the table's references wait for a step's end
+  int row = -1;                       // of the resident block tables; -1 once closed
+  RootId root = 0;
+  std::int64_t max_length = 0;
+  std::int64_t prompt_length = 0;
+  std::int64_t settled = 0;
+  std::int64_t planned = 0;  // settled plus certain rows of live steps
+  std::int64_t reach = 0;    // planned plus undecided drafts; the table covers this many tokens
+
+  std::vector<TokenId> ids;
+  std::vector<BlockId> table;
+  std::int64_t indexed = 0;      // leading blocks of the table that are a path of the index
+  std::int64_t first_dirty = 0;  // table entries from here on differ from the resident row
+
+  int live_steps = 0;           // that name it
+  std::uint64_t last_step = 0;  // the latest of them
+
+  // Scratch of Match before the first plan: the path found so far, with the blocks' generations.
+  std::vector<BlockId> match_path;
+  std::vector<std::uint32_t> match_generations;
+
+  // Scratch of the call that runs now: stamp says which call wrote the other two.
+  std::uint64_t stamp = 0;
+  std::int32_t stamp_item = -1;
+  std::int32_t stamp_commit = -1;
+
+  std::int64_t known() const { return static_cast<std::int64_t>(ids.size()); }
+};
+
+// Hands out sequence entries and the rows of the resident block tables, lowest first when new and
+// last in first out when returned. Entries do not move.
+class SequenceTable {
+ public:
+  // max_open: sequences open at once; ids_capacity, table_capacity: reserved for each on first use,
+  // so that nothing is allocated while a sequence grows (untouched memory stays virtual).
+  SequenceTable(int max_open, std::int64_t ids_capacity, std::int64_t table_capacity);
+
+  int open_count() const { return open_count_; }
+  int max_open() const { return max_open_; }
+
+  // A fresh, open entry. REQUIRES: open_count() < max_open().
+  Sequence& Open();
+  // The open sequence with this id, or null.
+  Sequence* Find(SequenceId id);
+  const Sequence* Find(SequenceId id) const;
+  Sequence& at(int index) { return *entries_[index]; }
+  static int IndexOf(SequenceId id) {
+    return static_cast<int>(static_cast<std::uint64_t>(id) & 0xFFFFFFFFU) - 1;
+  }
+  // Ends the handle: the id finds nothing any more, the row is free, the entry stays until Recycle.
+  void Retire(Sequence& sequence);
+  void Recycle(Sequence& sequence);
+
+  // Every entry in use, closed ones too, in order of the entries.
+  const std::vector<std::unique_ptr<Sequence>>& entries() const { return entries_; }
+
+ private:
+  const int max_open_;
+  const std::int64_t ids_capacity_;
+  const std::int64_t table_capacity_;
+  int open_count_ = 0;
+  std::vector<std::unique_ptr<Sequence>> entries_;
+  std::vector<std::uint32_t> lives_;  // by entry: times it was opened
+  std::vector<int> free_entries_;
+  std::vector<int> free_rows_;
+};
+
+}  // namespace lariat::blocks

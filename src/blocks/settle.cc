@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+// The end of a step: Commit, Discard, what they index, and where blocks go when they are let go of.
+#include <algorithm>
+#include <cassert>
+#include <string>
+
+#include "blocks/block_manager.h"
+
+namespace lariat::blocks {
+
+namespace {
+
+std::string Name(SequenceId id) {
+  return "sequence " + std::to_string(static_cast<std::uint64_t>(id));
+}
+
+}  // namespace
+
+Status BlockManager::CheckCommit(const PlannedStep& step, std::span<const StepCommit> commits) {
+  if (Status idle = CheckIdle(); !idle.ok()) return idle;
+  assert(step.phase == StepPhase::kPrepared);
+  if (live_[0] != &step) {
+    return NotReady("step " + std::to_string(live_[0]->id) + " is live and was planned earlier");
+  }
+  ++stamp_;
+  for (std::size_t i = 0; i < step.rows.size(); ++i) {
+    Sequence& sequence = sequences_.at(step.items[i].sequence);
+    if (!sequence.open || sequence.id != step.rows[i].sequence) continue;  // closed since
+    sequence.stamp = stamp_;
+    sequence.stamp_item = static_cast<std::int32_t>(i);
+    sequence.stamp_commit = -1;
+  }
+  for (std::size_t c = 0; c < commits.size(); ++c) {
+    const SequenceId id = commits[c].sequence;
+    Sequence* sequence = sequences_.Find(id);
+    if (sequence == nullptr || sequence->stamp != stamp_) {
+      const bool closed = std::any_of(step.rows.begin(), step.rows.end(),
+                                      [&](const StepRows& rows) { return rows.sequence == id; });
+      if (closed) continue;
+      return InvalidArgument(Name(id) + " is not in step " + std::to_string(step.id));
+    }
+    if (sequence->stamp_commit != -1) return InvalidArgument(Name(id) + " is named twice");
+    sequence->stamp_commit = static_cast<std::int32_t>(c);
+    if (Status entry = CheckEntry(step, commits[c], sequence->stamp_item); !entry.ok()) {
+      return entry;
+    }
+  }
+  return {};
+}
+
+Status BlockManager::CheckEntry(const PlannedStep& step, const StepCommit& commit,
+                                int index) const {
+  const StepRows& rows = step.rows[static_cast<std::size_t>(index)];
+  const PlannedItem& item = step.items[static_cast<std::size_t>(index)];
+  const Sequence& sequence = *sequences_.Find(commit.sequence);
+  const std::int64_t alive = std::max<std::int64_t>(0, item.limit - rows.start);
+  const std::int64_t least = std::min(item.certain, alive);
+  if (commit.kept < least || commit.kept > rows.count) {
+    return InvalidArgument("kept " + std::to_string(commit.kept) + " of " + Name(commit.sequence) +
+                           ": allowed are " + std::to_string(least) + " to " +
+                           std::to_string(rows.count));
+  }
+  if (commit.tokens.empty()) return {};
+  const std::int64_t past_prompt = std::max(rows.start, sequence.prompt_length);
+  const std::int64_t allowed = std::max<std::int64_t>(0, rows.start + commit.kept - past_prompt);
+  if (static_cast<std::int64_t>(commit.tokens.size()) > allowed) {
+    return InvalidArgument("tokens of " + Name(commit.sequence) + ": " +
+                           std::to_string(commit.tokens.size()) + " ids for " +
+                           std::to_string(allowed) + " kept rows past the prompt");
+  }
+  if (sequence.known() != std::min(past_prompt, item.limit)) {
+    return InvalidArgument("tokens of " + Name(commit.sequence) + " begin at " +
+                           std::to_string(past_prompt) + ", but the ids from " +
+                           std::to_string(sequence.known()) + " on are missing: SetTokens first");
+  }
+  return {};
+}
+
+void BlockManager::Commit(PlannedStep& step, std::span<const StepCommit> commits) {
+  for (std::size_t i = 0; i < step.rows.size(); ++i) {
+    const Sequence& sequence = sequences_.at(step.items[i].sequence);
+    if (!sequence.open || sequence.id != step.rows[i].sequence) continue;
+    const std::int32_t commit = sequence.stamp_commit;
+    SettleItem(step, i, commit == -1 ? nullptr : &commits[static_cast<std::size_t>(commit)]);
+  }
+  EndStep(step);
+}
+
+void BlockManager::SettleItem(PlannedStep& step, std::size_t index, const StepCommit* commit) {
+  const StepRows& rows = step.rows[index];
+  const PlannedItem& item = step.items[index];
+  Sequence& sequence = sequences_.at(item.sequence);
+  const std::int64_t kept = commit == nullptr ? rows.count : commit->kept;
+  const std::int64_t end = std::min(rows.start + kept, item.limit);
+  tokens_committed_ += std::max<std::int64_t>(0, end - rows.start);
+  sequence.settled = end;
+  if (sequence.last_step == step.id) {  // no later rows: the sequence ends here
+    sequence.planned = sequence.reach = end;
+    ShrinkTable(sequence, BlocksFor(end));
+  }
+  if (commit != nullptr && !commit->tokens.empty() && sequence.known() < end) {
+    const std::int64_t wanted = std::min<std::int64_t>(
+        static_cast<std::int64_t>(commit->tokens.size()), end - sequence.known());
+    sequence.ids.insert(sequence.ids.end(), commit->tokens.begin(),
+                        commit->tokens.begin() + wanted);
+  }
+  // Blocks of this step that still stand become held; later ones belong to a later step.
+  const std::int64_t tail = rows.start / config_.block_size;
+  if (item.cow_target != kNoBlock && tail < BlocksFor(end)) pool_.Settle(item.cow_target);
+  for (std::int64_t b = tail; end > rows.start && b < BlocksFor(end); ++b) {
+    const BlockId block = sequence.table[static_cast<std::size_t>(b)];
+    pool_.Settle(block);
+    if (config_.track_writes) step.written.push_back({block, pool_.generation(block)});
+  }
+  IndexFullBlocks(sequence);
+}
+
+Status BlockManager::CheckDiscard(const PlannedStep& step) const {
+  if (Status idle = CheckIdle(); !idle.ok()) return idle;
+  assert(step.phase == StepPhase::kPrepared);
+  for (std::size_t i = 0; i < step.rows.size(); ++i) {
+    const Sequence* sequence = sequences_.Find(step.rows[i].sequence);
+    if (sequence != nullptr && sequence->last_step != step.id) {
+      return NotReady("step " + std::to_string(sequence->last_step) + " has later rows of " +
+                      Name(sequence->id) + ": end it first");
+    }
+  }
+  return {};
+}
+
+void BlockManager::Discard(PlannedStep& step) {
+  for (std::size_t i = 0; i < step.rows.size(); ++i) DiscardItem(step, i);
+  EndStep(step);
+}
+
+void BlockManager::DiscardItem(PlannedStep& step, std::size_t index) {
+  const StepRows& rows = step.rows[index];
+  const PlannedItem& item = step.items[index];
+  Sequence& sequence = sequences_.at(item.sequence);
+  if (!sequence.open || sequence.id != rows.sequence) return;  // closed since
+  if (item.first_plan) {
+    sequence.started = false;
+    sequence.settled = sequence.planned = sequence.reach = 0;
+    sequence.indexed = 0;
+    ShrinkTable(sequence, 0);
+    return;
+  }
+  const std::int64_t end = std::min(rows.start, item.limit);
+  sequence.planned = sequence.reach = end;
+  ShrinkTable(sequence, BlocksFor(end));
+  const std::int64_t tail = rows.start / config_.block_size;
+  if (item.cow_target == kNoBlock || tail >= BlocksFor(end)) return;
+  // The table gets its source back; the copy goes with the step.
+  pool_.Claim(item.cow_source);
+  sequence.table[static_cast<std::size_t>(tail)] = item.cow_source;
+  sequence.first_dirty = std::min(sequence.first_dirty, tail);
+  Release(sequence, item.cow_target);
+}
+
+// Drops what the step held: references first, deepest blocks of a sequence before the rest of it.
+void BlockManager::EndStep(PlannedStep& step) {
+  live_.erase(std::find(live_.begin(), live_.end(), &step));
+  for (const PlannedItem& item : step.items) {
+    Sequence& sequence = sequences_.at(item.sequence);
+    --sequence.live_steps;
+    // Steps are discarded latest first, so what is left to name it is what named it before.
+    if (sequence.last_step == step.id) sequence.last_step = item.previous_step;
+  }
+  for (const BlockId block : step.releases) {
+    pool_.Unpin(block);
+    DropReference(block);
+  }
+  step.releases.clear();
+  for (const PlannedItem& item : step.items) {
+    Sequence& sequence = sequences_.at(item.sequence);
+    if (sequence.id != SequenceId::kNone && !sequence.open && sequence.live_steps == 0) {
+      DropSequence(sequence);
+    }
+  }
+  step.phase = StepPhase::kEnded;
+}
+
+// Puts the sequence's full blocks with known ids into the index, one below the other. A block whose
+// equal is indexed already gives way to that one.
+void BlockManager::IndexFullBlocks(Sequence& sequence) {
+  if (!config_.reuse || !sequence.indexable) return;
+  const std::int64_t full = std::min(sequence.settled, sequence.known()) / config_.block_size;
+  const std::span<const TokenId> ids = sequence.ids;
+  for (; sequence.indexed < full; ++sequence.indexed) {
+    const auto n = static_cast<std::size_t>(sequence.indexed);
+    const std::int32_t parent = n == 0 ? sequence.root : sequence.table[n - 1];
+    const auto tokens =
+        ids.subspan(n * config_.block_size, static_cast<std::size_t>(config_.block_size));
+    const BlockId block = sequence.table[n];
+    const BlockId equal = index_.Find(parent, tokens);
+    if (equal == kNoBlock) {
+      if (index_.contains(block)) {
+        // A fork was given other ids for rows that it shares: only the first ones count.
+        sequence.indexable = false;
+        return;
+      }
+      index_.Insert(parent, tokens, block);
+    } else if (equal != block) {
+      if (pool_.state(equal) == BlockState::kIdle) lru_.Remove(equal);
+      pool_.Claim(equal);
+      sequence.table[n] = equal;
+      sequence.first_dirty = std::min(sequence.first_dirty, sequence.indexed);
+      ++merged_;
+      Release(sequence, block);
+    }
+  }
+}
+
+void BlockManager::ShrinkTable(Sequence& sequence, std::int64_t blocks) {
+  while (static_cast<std::int64_t>(sequence.table.size()) > blocks) {
+    const BlockId block = sequence.table.back();
+    sequence.table.pop_back();
+    Release(sequence, block);
+  }
+  sequence.first_dirty = std::min(sequence.first_dirty, blocks);
+}
+
+// Lets go of a block of this sequence: at once, or with the last live step that may read it.
+void BlockManager::Release(const Sequence& sequence, BlockId block) {
+  if (sequence.live_steps == 0) {
+    DropReference(block);
+  } else {
+    const auto step = std::find_if(live_.begin(), live_.end(), [&](const PlannedStep* live) {
+      return live->id == sequence.last_step;
+    });
+    (*step)->releases.push_back(block);
+    pool_.Pin(block);
+  }
+}
+
+void BlockManager::DropReference(BlockId block) {
+  const bool cached = index_.contains(block);
+  if (pool_.Unclaim(block, cached) && cached) lru_.PushNewest(block);
+}
+
+void BlockManager::DropSequence(Sequence& sequence) {
+  // Closed while a step named it: its references were pinned then.
+  const bool pinned = sequence.pinned;
+  for (auto block = sequence.table.rbegin(); block != sequence.table.rend(); ++block) {
+    if (pinned) pool_.Unpin(*block);
+    DropReference(*block);
+  }
+  index_.DropRoot(sequence.root);
+  sequences_.Recycle(sequence);
+}
+
+}  // namespace lariat::blocks

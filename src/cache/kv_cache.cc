@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: Apache-2.0
+// Creation, and the calls that go straight to the block manager.
+#include "lariat/kv_cache.h"
+
+#include <exception>
+#include <utility>
+
+#include "cache/kv_cache_impl.h"
+
+namespace lariat {
+
+namespace {
+
+// Memory may run out in any call; a failed call leaves everything as it was, and says so.
+template <class F>
+auto Guarded(F&& call) -> decltype(call()) {
+  try {
+    return call();
+  } catch (const std::exception&) {
+    return Status(Code::kResourceExhausted, "out of memory");  // short: needs no memory itself
+  }
+}
+
+blocks::ManagerConfig ManagerConfigOf(const CacheConfig& config,
+                                      const cache::ResolvedConfig& resolved, bool has_memory) {
+  blocks::ManagerConfig manager;
+  manager.num_blocks = resolved.num_blocks;
+  manager.unlimited = config.memory.unlimited;
+  manager.block_size = config.block_size;
+  manager.reuse = config.reuse != Reuse::kNone;
+  manager.max_steps_in_flight = config.max_steps_in_flight;
+  manager.max_sequences = config.max_sequences;
+  manager.max_tokens_per_sequence = config.max_tokens_per_sequence;
+  manager.max_tokens_per_step = config.max_tokens_per_step;
+  manager.track_writes = has_memory;  // without memory nothing can be corrupt
+  return manager;
+}
+
+}  // namespace
+
+KVCache::Impl::Impl(const CacheConfig& config_in, Device device_in,
+                    cache::ResolvedConfig resolved_in, storage::BlockStorage storage_in,
+                    cache::StepArrays arrays_in, std::vector<cache::RopeTable> ropes_in,
+                    const blocks::ManagerConfig& manager_in)
+    : config(config_in),
+      device(std::move(device_in)),
+      resolved(std::move(resolved_in)),
+      storage(std::move(storage_in)),
+      arrays(std::move(arrays_in)),
+      ropes(std::move(ropes_in)),
+      manager(manager_in),
+      ring(static_cast<std::size_t>(cache::StepRing(config_in))) {
+  const auto sequences = static_cast<std::size_t>(config.max_sequences);
+  moves.reserve(sequences);
+  for (StepRecord& record : ring) {
+    // What a step of decoding takes, so that it allocates nothing.
+    record.plan.rows.reserve(sequences);
+    record.plan.items.reserve(sequences);
+    record.plan.undo.reserve(4 * sequences);
+    record.plan.victims.reserve(sequences);
+    record.plan.copies.reserve(sequences);
+    record.plan.releases.reserve(4 * sequences);
+    record.plan.written.reserve(2 * sequences);
+  }
+  Publish();
+}
+
+KVCache::Impl::~Impl() {
+  bool any = false;
+  for (const StepRecord& record : ring) any = any || record.plan.id != 0;
+  if (any) (void)device.Synchronize(last_stream);
+  for (StepRecord& record : ring) {
+    if (record.event.handle != nullptr) device.DestroyEvent(record.event);
+  }
+}
+
+Status KVCache::Impl::CreateEvents() {
+  for (StepRecord& record : ring) {
+    Result<Event> event = device.CreateEvent();
+    if (!event.ok()) return event.status();
+    record.event = *event;
+  }
+  return {};
+}
+
+void KVCache::Impl::Publish() {
+  Stats now;
+  manager.FillStats(now);
+  const std::lock_guard<std::mutex> lock(stats_mutex);
+  stats = now;
+}
+
+Stats KVCache::Impl::ReadStats() const {
+  const std::lock_guard<std::mutex> lock(stats_mutex);
+  return stats;
+}
+
+// --- Creation ---------------------------------------------------------------------------------
+
+Result<KVCache> KVCache::Create(const CacheConfig& config) {
+  return Guarded([&]() -> Result<KVCache> {
+    // Wrong arguments are told before a device is touched.
+    if (auto resolved = cache::Resolve(config, config.backend); !resolved.ok()) {
+      return resolved.status();
+    }
+    Result<Device> device = Device::Create(config.backend, config.device_ordinal);
+    if (!device.ok()) return device.status();
+    return Create(config, *std::move(device));
+  });
+}
+
+Result<KVCache> KVCache::Create(const CacheConfig& config, Device device) {
+  return Guarded([&]() -> Result<KVCache> {
+    Result<cache::ResolvedConfig> resolved = cache::Resolve(config, device.kind());
+    if (!resolved.ok()) return resolved.status();
+    Result<storage::BlockStorage> storage =
+        storage::BlockStorage::Create(device, resolved->MakeLayout(config), resolved->num_blocks,
+                                      static_cast<std::size_t>(config.max_sequences));
+    if (!storage.ok()) return storage.status();
+    Result<cache::StepArrays> arrays =
+        cache::StepArrays::Create(device, config, resolved->table_stride);
+    if (!arrays.ok()) return arrays.status();
+    Result<std::vector<cache::RopeTable>> ropes =
+        cache::MakeRopeTables(device, config.ropes, config.max_tokens_per_sequence);
+    if (!ropes.ok()) return ropes.status();
+    const blocks::ManagerConfig manager =
+        ManagerConfigOf(config, *resolved, device.backend().has_memory());
+    auto impl = std::make_unique<Impl>(config, device, *std::move(resolved), *std::move(storage),
+                                       *std::move(arrays), *std::move(ropes), manager);
+    if (Status events = impl->CreateEvents(); !events.ok()) return events;
+    // The pool is zero before anyone may look at it.
+    if (Status zeroed = device.Synchronize(Stream{}); !zeroed.ok()) return zeroed;
+    return KVCache(std::move(impl));
+  });
+}
+
+Result<MemoryFootprint> KVCache::Footprint(const CacheConfig& config) {
+  return Guarded([&]() -> Result<MemoryFootprint> {
+    Result<cache::ResolvedConfig> resolved = cache::Resolve(config, config.backend);
+    if (!resolved.ok()) return resolved.status();
+    return resolved->footprint;
+  });
+}
+
+Status KVCache::Supports(const CacheConfig& config, Feature feature) {
+  return Guarded([&]() -> Status {
+    if (auto resolved = cache::Resolve(config, config.backend); !resolved.ok()) {
+      return resolved.status();
+    }
+    switch (feature) {
+      case Feature::kTransfers: return Unsupported("transfers to a second tier are not built");
+      case Feature::kReleaseReacquire: return Unsupported("Release and Reacquire are not built");
+      case Feature::kTokenReuse: return Unsupported("reuse of single tokens is not built");
+      case Feature::kCheckSlots: return Unsupported("check_slots is not built");
+    }
+    return InvalidArgument("feature " + std::to_string(static_cast<int>(feature)) + " is unknown");
+  });
+}
+
+KVCache::KVCache(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+KVCache::KVCache(KVCache&&) noexcept = default;
+KVCache& KVCache::operator=(KVCache&&) noexcept = default;
+KVCache::~KVCache() = default;
+
+const CacheConfig& KVCache::config() const { return impl_->config; }
+Device& KVCache::device() { return impl_->device; }
+MemoryFootprint KVCache::footprint() const { return impl_->resolved.footprint; }
+
+// --- Sequences --------------------------------------------------------------------------------
+
+PrefixMatch KVCache::Match(std::span<const TokenId> prompt, const OpenOptions& options) const {
+  try {
+    return impl_->manager.Match(prompt, options);
+  } catch (const std::exception&) {
+    return {};  // out of memory: nothing is promised
+  }
+}
+
+Result<PrefixMatch> KVCache::Match(SequenceId sequence) {
+  return Guarded([&] { return impl_->manager.Match(sequence); });
+}
+
+Result<SequenceId> KVCache::Open(std::span<const TokenId> prompt, const OpenOptions& options) {
+  return Guarded([&]() -> Result<SequenceId> {
+    Result<SequenceId> opened = impl_->manager.Open(prompt, options, /*rope_table=*/0);
+    impl_->Publish();
+    return opened;
+  });
+}
+
+Status KVCache::Close(SequenceId sequence) {
+  return Guarded([&]() -> Status {
+    Status closed = impl_->manager.Close(sequence);
+    impl_->Publish();
+    return closed;
+  });
+}
+
+Status KVCache::Truncate(SequenceId sequence, std::int64_t length) {
+  return Guarded([&]() -> Status {
+    Status truncated = impl_->manager.Truncate(sequence, length);
+    impl_->Publish();
+    return truncated;
+  });
+}
+
+Result<SequenceId> KVCache::Fork(SequenceId sequence, std::int64_t length) {
+  return Guarded([&]() -> Result<SequenceId> {
+    Result<SequenceId> forked = impl_->manager.Fork(sequence, length);
+    impl_->Publish();
+    return forked;
+  });
+}
+
+Status KVCache::SetTokens(SequenceId sequence, std::span<const TokenId> tokens) {
+  return Guarded([&]() -> Status {
+    Status set = impl_->manager.SetTokens(sequence, tokens);
+    impl_->Publish();
+    return set;
+  });
+}
+
+Result<Extent> KVCache::GetExtent(SequenceId sequence) const {
+  return Guarded([&]() -> Result<Extent> {
+    const auto found = impl_->manager.Get(sequence);
+    if (!found.ok()) return found.status();
+    return Extent{(*found)->settled, (*found)->planned, (*found)->known(), 0};
+  });
+}
+
+Result<std::span<const std::int32_t>> KVCache::BlockTable(SequenceId sequence) const {
+  return Guarded([&]() -> Result<std::span<const std::int32_t>> {
+    const auto found = impl_->manager.Get(sequence);
+    if (!found.ok()) return found.status();
+    return std::span<const std::int32_t>((*found)->table);
+  });
+}
+
+Status KVCache::Clear() {
+  return Guarded([&]() -> Status {
+    Status cleared = impl_->manager.Clear();
+    impl_->Publish();
+    return cleared;
+  });
+}
+
+Status KVCache::Release() { return Unsupported("Release is not built"); }
+Status KVCache::Reacquire() { return Unsupported("Reacquire is not built"); }
+Status KVCache::Fetch(SequenceId) { return Unsupported("Fetch: transfers are not built"); }
+Status KVCache::Suspend(SequenceId) { return Unsupported("Suspend: transfers are not built"); }
+Status KVCache::Resume(SequenceId) { return Unsupported("Resume: transfers are not built"); }
+
+// --- Steps ------------------------------------------------------------------------------------
+
+Result<Step> KVCache::Plan(std::span<const StepItem> items, const StepShape& shape,
+                           PlanFailure* failure) {
+  return Guarded([&]() -> Result<Step> {
+    Result<std::uint64_t> id = impl_->Plan(items, shape, failure);
+    if (!id.ok()) return id.status();
+    Step step;
+    step.impl_ = impl_.get();
+    step.id_ = *id;
+    return step;
+  });
+}
+
+Status KVCache::Prepare(Step& step, Stream stream) {
+  if (step.impl_ != impl_.get()) return InvalidArgument("step: not a step of this cache");
+  return Guarded([&] { return impl_->Prepare(step.id_, stream); });
+}
+
+Status KVCache::Append(const Step& step, int layer, const AppendInputs& inputs, Stream stream) {
+  if (step.impl_ != impl_.get()) return InvalidArgument("step: not a step of this cache");
+  return Guarded([&] { return impl_->Append(step.id_, layer, inputs, stream); });
+}
+
+Status KVCache::Commit(Step& step, std::span<const StepCommit> commits, Stream stream) {
+  if (step.impl_ != impl_.get()) return InvalidArgument("step: not a step of this cache");
+  Status committed = Guarded([&] { return impl_->Commit(step.id_, commits, stream); });
+  if (committed.ok()) step.impl_ = nullptr;
+  return committed;
+}
+
+Status KVCache::Discard(Step& step, Stream stream) {
+  if (step.impl_ != impl_.get()) return InvalidArgument("step: not a step of this cache");
+  Status discarded = Guarded([&] { return impl_->Discard(step.id_, stream); });
+  if (discarded.ok()) step.impl_ = nullptr;
+  return discarded;
+}
+
+Result<PollReport> KVCache::Poll() {
+  return Guarded([&] { return impl_->Poll(); });
+}
+
+// --- Views ------------------------------------------------------------------------------------
+
+StepView KVCache::View() const { return impl_->arrays.view(); }
+
+Result<LayerView> KVCache::Layer(int layer) const {
+  const auto& layers = impl_->resolved.layers;
+  if (layer < 0 || layer >= static_cast<int>(layers.size())) {
+    return InvalidArgument("layer " + std::to_string(layer) + ": allowed are 0 to " +
+                           std::to_string(layers.size() - 1));
+  }
+  const LayerSpec& spec = layers[static_cast<std::size_t>(layer)];
+  const storage::LayerPlanes& planes =
+      impl_->storage.layout().layers()[static_cast<std::size_t>(layer)];
+  const auto element = static_cast<std::int64_t>(SizeOf(impl_->config.dtype));
+  std::byte* base = impl_->storage.base();
+  LayerView view;
+  view.dtype = impl_->config.dtype;
+  view.kv_heads = spec.kv_heads;
+  view.k_dim = spec.k_dim;
+  view.v_dim = spec.v_dim;
+  view.block_size = impl_->config.block_size;
+  view.num_blocks = impl_->resolved.num_blocks;
+  view.k = base == nullptr ? nullptr : base + planes.k.offset;
+  view.v = base == nullptr ? nullptr : base + planes.v.offset;
+  view.k_block_stride = planes.k.block_stride / element;
+  view.v_block_stride = planes.v.block_stride / element;
+  view.k_row_stride = planes.k.row_bytes / element;
+  view.v_row_stride = planes.v.row_bytes / element;
+  view.k_head_stride = spec.k_dim;
+  view.v_head_stride = spec.v_dim;
+  if (spec.rope >= 0) {
+    const cache::RopeTable& table = impl_->ropes[static_cast<std::size_t>(spec.rope)];
+    view.cos = static_cast<const float*>(table.cos.data());
+    view.sin = static_cast<const float*>(table.sin.data());
+    view.num_positions = impl_->config.max_tokens_per_sequence;
+  }
+  return view;
+}
+
+Status KVCache::ReadRows(SequenceId sequence, int layer, std::int64_t first, std::int64_t count,
+                         void* k, void* v) {
+  return Guarded([&] { return impl_->ReadRows(sequence, layer, first, count, k, v); });
+}
+
+Stats KVCache::GetStats() const { return impl_->ReadStats(); }
+std::string KVCache::Snapshot() const { return impl_->manager.Snapshot(); }
+
+}  // namespace lariat

@@ -1,0 +1,351 @@
+// SPDX-License-Identifier: Apache-2.0
+// The life of a step: what the block manager decides, put on a stream.
+#include <algorithm>
+
+#include "cache/kv_cache_impl.h"
+
+namespace lariat {
+
+using blocks::PlannedStep;
+using blocks::StepPhase;
+
+namespace {
+
+bool IsLive(const StepRecord& record) {
+  return record.plan.phase == StepPhase::kPlanned || record.plan.phase == StepPhase::kPrepared;
+}
+
+std::string Name(std::uint64_t step) { return "step " + std::to_string(step); }
+
+}  // namespace
+
+StepRecord* KVCache::Impl::Find(std::uint64_t id) {
+  for (StepRecord& record : ring) {
+    if (IsLive(record) && record.plan.id == id) return &record;
+  }
+  return nullptr;
+}
+
+// The ring is longer than the steps that may be live, so there is always one. It waits for the
+// device only when the host is more than a whole ring ahead.
+Result<StepRecord*> KVCache::Impl::AcquireRecord() {
+  StepRecord* oldest = nullptr;
+  for (StepRecord& record : ring) {
+    if (!IsLive(record) && (oldest == nullptr || record.plan.id < oldest->plan.id)) {
+      oldest = &record;
+    }
+  }
+  if (oldest->event_pending) {
+    Result<bool> passed = device.Query(oldest->event);
+    if (!passed.ok()) return passed.status();
+    if (!*passed) {
+      if (Status waited = device.Synchronize(oldest->stream); !waited.ok()) return waited;
+    }
+    Harvest(*oldest);
+  }
+  return oldest;
+}
+
+Result<std::uint64_t> KVCache::Impl::Plan(std::span<const StepItem> items, const StepShape& shape,
+                                          PlanFailure* failure) {
+  if (manager.has_plan()) {
+    return NotReady("a step is planned but not prepared: prepare or drop it first");
+  }
+  if (manager.live_steps() == config.max_steps_in_flight) {
+    return NotReady("max_steps_in_flight " + std::to_string(config.max_steps_in_flight) +
+                    " steps are live: commit or discard one first");
+  }
+  Result<StepRecord*> record = AcquireRecord();
+  if (!record.ok()) return record.status();
+  Status planned = manager.Plan(items, shape, (*record)->plan, failure);
+  if (!planned.ok()) return planned;
+  Publish();
+  return (*record)->plan.id;
+}
+
+Status KVCache::Impl::CheckStream(Stream stream) const {
+  if (manager.live_steps() == 0 || stream == last_stream) return {};
+  return InvalidArgument("stream: live steps share one stream, and another one is in use");
+}
+
+Status KVCache::Impl::Prepare(std::uint64_t id, Stream stream) {
+  StepRecord* record = Find(id);
+  if (record == nullptr || record->plan.phase != StepPhase::kPlanned) {
+    return InvalidArgument(Name(id) + " is prepared already");
+  }
+  if (Status s = CheckStream(stream); !s.ok()) return s;
+  if (!(stream == last_stream) && last_event.handle != nullptr) {
+    if (Status s = device.Wait(stream, last_event); !s.ok()) return s;
+  }
+  PlannedStep& plan = record->plan;
+  const int slot = SlotOf(*record);
+  if (FaultRecord* fault = arrays.fault_record(slot)) *fault = {};
+  moves.clear();
+  for (const blocks::CowCopy& copy : plan.copies) {
+    moves.push_back({copy.source.block, copy.target.block});
+  }
+  if (Status s = storage.Move(moves, stream); !s.ok()) return s;
+  if (Status s = arrays.Upload(plan, manager, slot, stream); !s.ok()) return s;
+  for (const blocks::PlannedItem& item : plan.items) {
+    blocks::Sequence& sequence = manager.sequence(item.sequence);
+    sequence.first_dirty = static_cast<std::int64_t>(sequence.table.size());
+  }
+  manager.Prepare(plan);
+  record->stream = stream;
+  last_stream = stream;
+  last_prepared = id;
+  DiscardAbandoned();
+  Publish();
+  return {};
+}
+
+AppendRopeParams KVCache::Impl::AppendParams(int layer, const AppendInputs& inputs,
+                                             std::int64_t tokens) const {
+  const LayerSpec& spec = resolved.layers[static_cast<std::size_t>(layer)];
+  const storage::LayerPlanes& planes = storage.layout().layers()[static_cast<std::size_t>(layer)];
+  const auto element = static_cast<std::int64_t>(SizeOf(config.dtype));
+  const StepView view = arrays.view();
+  AppendRopeParams params;
+  params.in_dtype = inputs.dtype;
+  params.dtype = config.dtype;
+  params.num_tokens = tokens;
+  params.kv_heads = spec.kv_heads;
+  params.q_heads = inputs.q == nullptr ? 0 : inputs.q_heads;
+  params.k_dim = spec.k_dim;
+  params.v_dim = spec.v_dim;
+  params.k = inputs.k;
+  params.v = inputs.v;
+  params.q = inputs.q;
+  params.q_out = inputs.q;
+  params.k_token_stride = inputs.k_token_stride;
+  params.k_head_stride = inputs.k_head_stride;
+  params.v_token_stride = inputs.v_token_stride;
+  params.v_head_stride = inputs.v_head_stride;
+  params.q_token_stride = inputs.q_token_stride;
+  params.q_head_stride = inputs.q_head_stride;
+  params.slots = view.slots;
+  params.positions = view.positions;
+  if (spec.rope >= 0) {
+    const RopeSpec& rope = config.ropes[static_cast<std::size_t>(spec.rope)];
+    const cache::RopeTable& table = ropes[static_cast<std::size_t>(spec.rope)];
+    params.style = rope.style;
+    params.rotary_dim = rope.rotary_dim;
+    params.cos = static_cast<const float*>(table.cos.data());
+    params.sin = static_cast<const float*>(table.sin.data());
+    params.num_positions = config.max_tokens_per_sequence;
+  }
+  params.k_cache = storage.base() + planes.k.offset;
+  params.v_cache = storage.base() + planes.v.offset;
+  params.num_slots = resolved.num_blocks * config.block_size;
+  params.block_size = config.block_size;
+  params.k_block_stride = planes.k.block_stride / element;
+  params.v_block_stride = planes.v.block_stride / element;
+  params.k_row_stride = planes.k.row_bytes / element;
+  params.v_row_stride = planes.v.row_bytes / element;
+  params.k_cache_head_stride = spec.k_dim;
+  params.v_cache_head_stride = spec.v_dim;
+  params.fault_indirect = arrays.fault_word();
+  return params;
+}
+
+Status KVCache::Impl::Append(std::uint64_t id, int layer, const AppendInputs& inputs,
+                             Stream stream) {
+  const StepRecord* record = Find(id);
+  if (manager.has_plan() || record == nullptr || record->plan.phase != StepPhase::kPrepared) {
+    return NotReady(Name(id) + " is not prepared, or another plan is not");
+  }
+  if (id != last_prepared) {
+    return NotReady(Name(id) + " is not the most recently prepared step: that is " +
+                    std::to_string(last_prepared));
+  }
+  const auto layers = static_cast<int>(resolved.layers.size());
+  if (layer < 0 || layer >= layers) {
+    return InvalidArgument("layer " + std::to_string(layer) + ": allowed are 0 to " +
+                           std::to_string(layers - 1));
+  }
+  if (inputs.q != nullptr && inputs.q_heads < 1) {
+    return InvalidArgument("q_heads " + std::to_string(inputs.q_heads) +
+                           ": allowed are 1 and more with q");
+  }
+  if (!device.backend().has_memory()) return {};
+  return AppendRope(device, AppendParams(layer, inputs, record->plan.padded_tokens), stream);
+}
+
+Status KVCache::Impl::Commit(std::uint64_t id, std::span<const StepCommit> commits, Stream stream) {
+  StepRecord* record = Find(id);
+  if (record == nullptr || record->plan.phase != StepPhase::kPrepared) {
+    return NotReady(Name(id) + " is not prepared");
+  }
+  if (Status s = CheckStream(stream); !s.ok()) return s;
+  if (Status s = manager.CheckCommit(record->plan, commits); !s.ok()) return s;
+  if (Status s = device.Record(record->event, stream); !s.ok()) return s;
+  manager.Commit(record->plan, commits);
+  record->event_pending = true;
+  last_event = record->event;
+  DiscardAbandoned();
+  Publish();
+  return {};
+}
+
+Status KVCache::Impl::Discard(std::uint64_t id, Stream stream) {
+  StepRecord* record = Find(id);
+  if (record == nullptr || record->plan.phase != StepPhase::kPrepared) {
+    return NotReady(Name(id) + " is not prepared: drop it instead");
+  }
+  if (Status s = CheckStream(stream); !s.ok()) return s;
+  if (Status s = manager.CheckDiscard(record->plan); !s.ok()) return s;
+  if (Status s = device.Record(record->event, stream); !s.ok()) return s;
+  manager.Discard(record->plan);
+  record->event_pending = true;
+  last_event = record->event;
+  DiscardAbandoned();
+  Publish();
+  return {};
+}
+
+void KVCache::Impl::Drop(std::uint64_t id) noexcept {
+  StepRecord* record = Find(id);
+  if (record == nullptr) return;
+  if (record->plan.phase == StepPhase::kPlanned) {
+    manager.Undo(record->plan);
+  } else {
+    record->plan.abandoned = true;
+  }
+  DiscardAbandoned();
+  Publish();
+}
+
+void KVCache::Impl::DiscardAbandoned() {
+  for (bool again = true; again;) {
+    again = false;
+    for (StepRecord& record : ring) {
+      if (record.plan.phase != StepPhase::kPrepared || !record.plan.abandoned) continue;
+      if (!manager.CheckDiscard(record.plan).ok()) continue;
+      if (!device.Record(record.event, record.stream).ok()) continue;  // the device is lost
+      manager.Discard(record.plan);
+      record.event_pending = true;
+      last_event = record.event;
+      again = true;
+    }
+  }
+}
+
+void KVCache::Impl::Harvest(StepRecord& record) {
+  record.event_pending = false;
+  FaultRecord* fault = arrays.fault_record(SlotOf(record));
+  if (fault == nullptr || fault->kind == FaultKind::kNone) return;
+  faults.push_back({record.plan.id, fault->kind, fault->token, fault->value});
+  *fault = {};
+  std::vector<const PlannedStep*> later;
+  for (const StepRecord& other : ring) {
+    if (other.plan.id > record.plan.id && other.plan.phase != StepPhase::kUnused) {
+      later.push_back(&other.plan);
+    }
+  }
+  std::sort(later.begin(), later.end(),
+            [](const PlannedStep* a, const PlannedStep* b) { return a->id < b->id; });
+  manager.Quarantine(record.plan, later);
+}
+
+Result<PollReport> KVCache::Impl::Poll() {
+  if (manager.has_plan()) {
+    return NotReady("a step is planned but not prepared: prepare or drop it first");
+  }
+  PollReport report;
+  for (StepRecord& record : ring) {
+    if (!record.event_pending) continue;
+    Result<bool> passed = device.Query(record.event);
+    if (!passed.ok()) return passed.status();
+    if (*passed) {
+      Harvest(record);
+    } else {
+      ++report.pending_events;
+    }
+  }
+  report.live_steps = manager.live_steps();
+  report.faults.swap(faults);
+  Publish();
+  return report;
+}
+
+Status KVCache::Impl::ReadRows(SequenceId id, int layer, std::int64_t first, std::int64_t count,
+                               void* k, void* v) {
+  const auto found = manager.Get(id);
+  if (!found.ok()) return found.status();
+  const blocks::Sequence& sequence = **found;
+  const auto layers = static_cast<int>(resolved.layers.size());
+  if (layer < 0 || layer >= layers) {
+    return InvalidArgument("layer " + std::to_string(layer) + ": allowed are 0 to " +
+                           std::to_string(layers - 1));
+  }
+  if (first < 0 || count < 0 || first > sequence.settled || count > sequence.settled - first) {
+    return InvalidArgument("rows " + std::to_string(first) + " + " + std::to_string(count) +
+                           ": allowed are those within the " + std::to_string(sequence.settled) +
+                           " settled ones");
+  }
+  if (!device.backend().has_memory()) {
+    return Unsupported("ReadRows: the null backend holds no rows");
+  }
+  const storage::LayerPlanes& planes = storage.layout().layers()[static_cast<std::size_t>(layer)];
+  const int block_size = config.block_size;
+  for (std::int64_t at = first; at < first + count;) {
+    const auto row = static_cast<int>(at % block_size);
+    const auto rows =
+        static_cast<int>(std::min<std::int64_t>(block_size - row, first + count - at));
+    const auto offset = [&](void* out, std::int64_t row_bytes) -> void* {
+      return out == nullptr ? nullptr : static_cast<std::byte*>(out) + (at - first) * row_bytes;
+    };
+    const std::int32_t block = sequence.table[static_cast<std::size_t>(at / block_size)];
+    if (Status s = storage.ReadRows(layer, block, row, rows, offset(k, planes.k.row_bytes),
+                                    offset(v, planes.v.row_bytes), last_stream);
+        !s.ok()) {
+      return s;
+    }
+    at += rows;
+  }
+  return device.Synchronize(last_stream);
+}
+
+// --- The handle -------------------------------------------------------------------------------
+
+Step::Step(Step&& other) noexcept
+    : impl_(std::exchange(other.impl_, nullptr)), id_(std::exchange(other.id_, 0)) {}
+
+Step& Step::operator=(Step&& other) noexcept {
+  if (this != &other) {
+    Step old(std::move(*this));
+    impl_ = std::exchange(other.impl_, nullptr);
+    id_ = std::exchange(other.id_, 0);
+  }
+  return *this;
+}
+
+Step::~Step() {
+  if (impl_ != nullptr) static_cast<KVCache::Impl*>(impl_)->Drop(id_);
+}
+
+std::int64_t Step::num_tokens() const {
+  if (impl_ == nullptr) return 0;
+  const StepRecord* record = static_cast<KVCache::Impl*>(impl_)->Find(id_);
+  return record == nullptr ? 0 : record->plan.num_tokens;
+}
+
+std::int64_t Step::padded_tokens() const {
+  if (impl_ == nullptr) return 0;
+  const StepRecord* record = static_cast<KVCache::Impl*>(impl_)->Find(id_);
+  return record == nullptr ? 0 : record->plan.padded_tokens;
+}
+
+int Step::padded_sequences() const {
+  if (impl_ == nullptr) return 0;
+  const StepRecord* record = static_cast<KVCache::Impl*>(impl_)->Find(id_);
+  return record == nullptr ? 0 : record->plan.padded_sequences;
+}
+
+std::span<const StepRows> Step::rows() const {
+  if (impl_ == nullptr) return {};
+  const StepRecord* record = static_cast<KVCache::Impl*>(impl_)->Find(id_);
+  return record == nullptr ? std::span<const StepRows>() : record->plan.rows;
+}
+
+}  // namespace lariat

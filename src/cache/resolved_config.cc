@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cache/resolved_config.h"
+
+#include <limits>
+#include <string>
+
+#include "backend/params.h"
+
+namespace lariat::cache {
+
+namespace {
+
+constexpr std::int64_t kMaxBlocks = std::numeric_limits<std::int32_t>::max();
+
+Status OutOfRange(const std::string& field, std::int64_t value, const std::string& allowed) {
+  return InvalidArgument(field + " " + std::to_string(value) + ": allowed are " + allowed);
+}
+
+Status CheckRange(const std::string& field, std::int64_t value, std::int64_t low,
+                  std::int64_t high) {
+  if (value >= low && value <= high) return {};
+  return OutOfRange(field, value, std::to_string(low) + " to " + std::to_string(high));
+}
+
+Status CheckWidth(const std::string& field, int value) {
+  if (value >= 2 && value <= 512 && value % 2 == 0) return {};
+  return OutOfRange(field, value, "even widths from 2 to 512");
+}
+
+Status CheckLayer(const CacheConfig& config, std::size_t index) {
+  const LayerSpec& layer = config.layers[index];
+  const std::string name = "layers[" + std::to_string(index) + "].";
+  if (layer.kind != LayerKind::kFull) {
+    return Unsupported(name + "kind: only full attention is built");
+  }
+  if (Status s = CheckRange(name + "kv_heads", layer.kv_heads, 1, 65536); !s.ok()) return s;
+  if (Status s = CheckWidth(name + "k_dim", layer.k_dim); !s.ok()) return s;
+  if (Status s = CheckWidth(name + "v_dim", layer.v_dim); !s.ok()) return s;
+  if (layer.window != 0) return OutOfRange(name + "window", layer.window, "0 for full attention");
+  const auto ropes = static_cast<int>(config.ropes.size());
+  if (Status s = CheckRange(name + "rope", layer.rope, -1, ropes - 1); !s.ok()) return s;
+  if (layer.rope >= 0 && config.ropes[layer.rope].rotary_dim > layer.k_dim) {
+    return OutOfRange("ropes[" + std::to_string(layer.rope) + "].rotary_dim",
+                      config.ropes[layer.rope].rotary_dim,
+                      "those up to " + name + "k_dim " + std::to_string(layer.k_dim));
+  }
+  const int size = config.shard.size;
+  if (layer.kv_heads % size != 0 && size % layer.kv_heads != 0) {
+    return InvalidArgument(name + "kv_heads " + std::to_string(layer.kv_heads) +
+                           " and shard.size " + std::to_string(size) +
+                           ": one must divide the other");
+  }
+  return {};
+}
+
+Status CheckUse(const CacheConfig& config) {
+  if (Status s = CheckRange("max_steps_in_flight", config.max_steps_in_flight, 1, 16); !s.ok()) {
+    return s;
+  }
+  if (Status s = CheckRange("max_sequences", config.max_sequences, 1, 1 << 20); !s.ok()) return s;
+  if (Status s = CheckRange("max_tokens_per_sequence", config.max_tokens_per_sequence, 1, 1 << 30);
+      !s.ok()) {
+    return s;
+  }
+  if (Status s = CheckRange("max_tokens_per_step", config.max_tokens_per_step, 1, 1 << 30);
+      !s.ok()) {
+    return s;
+  }
+  if (config.reuse == Reuse::kToken)
+    return Unsupported("reuse token: only none and block are built");
+  return {};
+}
+
+Status CheckStored(const CacheConfig& config) {
+  if (config.dtype == DType::kFP8E4M3) return Unsupported("dtype fp8_e4m3 is not built");
+  if (config.dtype == DType::kFP64) {
+    return InvalidArgument("dtype fp64: allowed are fp32, fp16, bf16");
+  }
+  if (config.k_scale != 1.0F || config.v_scale != 1.0F) {
+    return Unsupported("k_scale, v_scale: only fp8 has scales, and it is not built");
+  }
+  if (Status s = CheckRange("shard.size", config.shard.size, 1, 1 << 16); !s.ok()) return s;
+  if (Status s = CheckRange("shard.rank", config.shard.rank, 0, config.shard.size - 1); !s.ok()) {
+    return s;
+  }
+  if (config.layers.empty()) return InvalidArgument("layers: at least one is needed");
+  for (std::size_t i = 0; i < config.layers.size(); ++i) {
+    if (Status s = CheckLayer(config, i); !s.ok()) return s;
+  }
+  for (std::size_t i = 0; i < config.ropes.size(); ++i) {
+    const auto frequencies =
+        ComputeRopeFrequencies(config.ropes[i], config.max_tokens_per_sequence);
+    if (!frequencies.ok()) {
+      return {frequencies.status().code(),
+              "ropes[" + std::to_string(i) + "]: " + frequencies.status().message()};
+    }
+  }
+  return {};
+}
+
+Status CheckLayout(const CacheConfig& config) {
+  if (Status s = CheckRange("block_size", config.block_size, 1, 1 << 30); !s.ok()) return s;
+  if (config.order != Order::kNHD) return Unsupported("order HND is not built");
+  if (config.layout == Layout::kLayerMajor && config.block_size < config.max_tokens_per_sequence) {
+    return Unsupported("layout layer_major with block_size " + std::to_string(config.block_size) +
+                       " below max_tokens_per_sequence " +
+                       std::to_string(config.max_tokens_per_sequence) +
+                       ": only the contiguous case is built");
+  }
+  return {};
+}
+
+// Sets num_blocks and the pool's bytes.
+Status ResolveMemory(const CacheConfig& config, BackendKind kind, ResolvedConfig& resolved) {
+  const MemoryConfig& memory = config.memory;
+  if (memory.caller_memory != nullptr) return Unsupported("memory.caller_memory is not built");
+  if (memory.num_blocks < 0)
+    return OutOfRange("memory.num_blocks", memory.num_blocks, "1 and more");
+  if (memory.bytes < 0) return OutOfRange("memory.bytes", memory.bytes, "1 and more");
+  if ((memory.num_blocks > 0) + (memory.bytes > 0) + (memory.unlimited ? 1 : 0) != 1) {
+    return InvalidArgument("memory: exactly one of num_blocks, bytes and unlimited is to be set");
+  }
+  if (memory.unlimited) {
+    if (kind == BackendKind::kNull) return {};
+    return InvalidArgument("memory.unlimited on the " + std::string(BackendName(kind)) +
+                           " backend: only null has memory without limit");
+  }
+  MemoryFootprint& footprint = resolved.footprint;
+  resolved.num_blocks =
+      memory.num_blocks > 0 ? memory.num_blocks : memory.bytes / footprint.bytes_per_block;
+  if (resolved.num_blocks == 0) {
+    return OutOfRange("memory.bytes", memory.bytes,
+                      "at least one block of " + std::to_string(footprint.bytes_per_block));
+  }
+  if (Status s = CheckRange("memory.num_blocks", resolved.num_blocks, 1, kMaxBlocks); !s.ok()) {
+    return s;
+  }
+  if (resolved.num_blocks > std::numeric_limits<std::int64_t>::max() / footprint.bytes_per_block) {
+    return OutOfRange("memory.num_blocks", resolved.num_blocks, "pools below 2^63 bytes");
+  }
+  return {};
+}
+
+}  // namespace
+
+StepArraySizes SizeStepArrays(const CacheConfig& config, std::int64_t table_stride) {
+  const std::int64_t sequences = config.max_sequences;
+  const std::int64_t tokens = config.max_tokens_per_step;
+  const std::int64_t table = sequences * table_stride * 4;
+  StepArraySizes sizes;
+  // Header, entries, every table entry changed, every position given.
+  sizes.upload_bytes = static_cast<std::int64_t>(sizeof(StepHeader)) +
+                       sequences * static_cast<std::int64_t>(sizeof(StepEntry)) + table +
+                       tokens * 4;
+  // Slots, positions, cu_seqlens, seqused_k, filled, the fault word, both tables, the upload.
+  sizes.device_bytes = tokens * (8 + 4) + (sequences + 1) * 4 + sequences * (4 + 4) + 8 +
+                       2 * table + sizes.upload_bytes;
+  sizes.pinned_bytes =
+      StepRing(config) * (sizes.upload_bytes + static_cast<std::int64_t>(sizeof(FaultRecord)));
+  return sizes;
+}
+
+Result<ResolvedConfig> Resolve(const CacheConfig& config, BackendKind kind) {
+  if (Status s = CheckUse(config); !s.ok()) return s;
+  if (Status s = CheckStored(config); !s.ok()) return s;
+  if (Status s = CheckLayout(config); !s.ok()) return s;
+
+  ResolvedConfig resolved;
+  resolved.layers = config.layers;
+  for (LayerSpec& layer : resolved.layers) {
+    layer.kv_heads = LocalHeads(layer.kv_heads, config.shard);
+  }
+  resolved.table_stride =
+      (config.max_tokens_per_sequence + config.block_size - 1) / config.block_size;
+  MemoryFootprint& footprint = resolved.footprint;
+  const storage::BlockLayout layout(resolved.layers, config.dtype, config.block_size,
+                                    Layout::kBlockMajor, 0);
+  footprint.bytes_per_token = layout.bytes_per_token();
+  footprint.bytes_per_block = layout.bytes_per_block();
+  if (Status s = ResolveMemory(config, kind, resolved); !s.ok()) return s;
+  footprint.num_blocks = resolved.num_blocks;
+  footprint.pool_bytes = resolved.num_blocks * footprint.bytes_per_block;
+  for (const RopeSpec& rope : config.ropes) {
+    footprint.rope_table_bytes += config.max_tokens_per_sequence * rope.rotary_dim * 4;
+  }
+  const StepArraySizes sizes = SizeStepArrays(config, resolved.table_stride);
+  footprint.step_array_bytes = sizes.device_bytes;
+  footprint.pinned_host_bytes = sizes.pinned_bytes;
+  return resolved;
+}
+
+}  // namespace lariat::cache

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "lariat/kv_cache.h"
+#include "storage/block_layout.h"
+
+namespace lariat::cache {
+
+// A configuration that was checked, with what follows from it.
+struct ResolvedConfig {
+  std::vector<LayerSpec> layers;  // with this rank's heads
+  std::int64_t num_blocks = 0;    // 0 when unlimited
+  std::int64_t table_stride = 0;  // entries of a block table's row
+  MemoryFootprint footprint;
+
+  storage::BlockLayout MakeLayout(const CacheConfig& config) const {
+    return {layers, config.dtype, config.block_size, config.layout, num_blocks};
+  }
+};
+
+// Bytes of the arrays that steps live in (step_arrays.h).
+struct StepArraySizes {
+  std::int64_t upload_bytes = 0;  // of one step, at most
+  std::int64_t device_bytes = 0;  // all device arrays
+  std::int64_t pinned_bytes = 0;  // staging ring and fault records
+};
+StepArraySizes SizeStepArrays(const CacheConfig& config, std::int64_t table_stride);
+
+// Records of steps at once: the live ones and those whose device work may still run.
+constexpr int StepRing(const CacheConfig& config) { return config.max_steps_in_flight + 2; }
+
+// Heads that `shard` stores of a layer with kv_heads; the same on every rank.
+constexpr int LocalHeads(int kv_heads, const Shard& shard) {
+  return kv_heads >= shard.size ? kv_heads / shard.size : 1;
+}
+
+// kind: the backend that will run it; kAuto is taken as one with memory.
+// Errors: kInvalidArgument and kUnsupported, as KVCache::Create documents.
+Result<ResolvedConfig> Resolve(const CacheConfig& config, BackendKind kind);
+
+}  // namespace lariat::cache

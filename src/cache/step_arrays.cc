@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cache/step_arrays.h"
+
+#include <cstring>
+
+#include "backend/backend.h"
+
+namespace lariat::cache {
+
+namespace {
+
+template <class T>
+T* As(const DeviceBuffer& buffer) {
+  return static_cast<T*>(buffer.data());
+}
+
+}  // namespace
+
+Result<StepArrays> StepArrays::Create(Device device, const CacheConfig& config,
+                                      std::int64_t table_stride) {
+  StepArrays arrays(std::move(device), config, table_stride);
+  if (arrays.device_.backend().has_memory()) {
+    if (Status allocated = arrays.Allocate(config); !allocated.ok()) return allocated;
+  }
+  return arrays;
+}
+
+Status StepArrays::Allocate(const CacheConfig& config) {
+  const std::int64_t tokens = config.max_tokens_per_step;
+  const std::int64_t sequences = config.max_sequences;
+  const std::int64_t table_bytes = sequences * table_stride_ * 4;
+  const int ring = StepRing(config);
+  upload_bytes_ = SizeStepArrays(config, table_stride_).upload_bytes;
+  struct Wanted {
+    DeviceBuffer* buffer;
+    MemoryKind kind;
+    std::int64_t bytes;
+    std::uint8_t fill;
+  };
+  const Wanted wanted[] = {
+      {&slots_, MemoryKind::kDevice, tokens * 8, 0xFF},  // slot -1: nothing is stored
+      {&positions_, MemoryKind::kDevice, tokens * 4, 0},
+      {&cu_seqlens_, MemoryKind::kDevice, (sequences + 1) * 4, 0},
+      {&seqused_k_, MemoryKind::kDevice, sequences * 4, 0},
+      {&block_table_, MemoryKind::kDevice, table_bytes, 0},
+      {&resident_, MemoryKind::kDevice, table_bytes, 0},
+      {&filled_, MemoryKind::kDevice, sequences * 4, 0},
+      {&upload_, MemoryKind::kDevice, upload_bytes_, 0},
+      {&fault_word_, MemoryKind::kDevice, 8, 0},
+      {&staging_, MemoryKind::kPinnedHost, ring * upload_bytes_, 0},
+      {&faults_, MemoryKind::kMappedHost, ring * static_cast<std::int64_t>(sizeof(FaultRecord)), 0},
+  };
+  for (const Wanted& want : wanted) {
+    const auto bytes = static_cast<std::size_t>(want.bytes);
+    Result<DeviceBuffer> allocated = device_.Allocate(want.kind, bytes);
+    if (!allocated.ok()) return allocated.status();
+    *want.buffer = *std::move(allocated);
+    if (want.kind == MemoryKind::kPinnedHost) continue;  // written before it is read
+    if (want.kind == MemoryKind::kMappedHost) {
+      std::memset(want.buffer->data(), 0, bytes);
+      continue;
+    }
+    if (Status s = device_.Fill(want.buffer->data(), want.fill, bytes, Stream{}); !s.ok()) return s;
+  }
+  return device_.Synchronize(Stream{});
+}
+
+StepView StepArrays::view() const {
+  StepView view;
+  view.slots = As<const std::int64_t>(slots_);
+  view.positions = As<const std::int32_t>(positions_);
+  view.cu_seqlens = As<const std::int32_t>(cu_seqlens_);
+  view.seqused_k = As<const std::int32_t>(seqused_k_);
+  view.block_table = As<const std::int32_t>(block_table_);
+  view.block_table_stride = table_stride_;
+  return view;
+}
+
+FaultRecord* const* StepArrays::fault_word() const { return As<FaultRecord*>(fault_word_); }
+
+FaultRecord* StepArrays::fault_record(int slot) const {
+  return faults_.data() == nullptr ? nullptr : As<FaultRecord>(faults_) + slot;
+}
+
+std::size_t StepArrays::Stage(const blocks::PlannedStep& step, blocks::BlockManager& manager,
+                              std::byte* staging, StepHeader& header, FaultRecord* fault) const {
+  header.num_tokens = static_cast<std::int32_t>(step.num_tokens);
+  header.padded_tokens = static_cast<std::int32_t>(step.padded_tokens);
+  header.num_sequences = static_cast<std::int32_t>(step.rows.size());
+  header.padded_sequences = step.padded_sequences;
+  header.fault = fault;
+  std::memcpy(staging, &header, sizeof(header));
+  std::byte* entries = staging + sizeof(StepHeader);
+  std::byte* words = entries + sizeof(StepEntry) * static_cast<std::size_t>(step.padded_sequences);
+  std::int32_t used = 0;  // words
+  const auto append = [&](const std::int32_t* from, std::int64_t count) {
+    const std::int32_t at = used;
+    std::memcpy(words + std::int64_t{used} * 4, from, static_cast<std::size_t>(count) * 4);
+    used += static_cast<std::int32_t>(count);
+    return at;
+  };
+  for (std::size_t i = 0; i < step.rows.size(); ++i) {
+    const StepRows& rows = step.rows[i];
+    const blocks::PlannedItem& item = step.items[i];
+    const blocks::Sequence& sequence = manager.sequence(item.sequence);
+    StepEntry entry;
+    entry.resident_row = sequence.row;
+    entry.first_row = static_cast<std::int32_t>(rows.first_row);
+    entry.start = static_cast<std::int32_t>(rows.start);
+    entry.count = static_cast<std::int32_t>(rows.count);
+    const auto entries_now = static_cast<std::int64_t>(sequence.table.size());
+    entry.delta_first = static_cast<std::int32_t>(sequence.first_dirty);
+    entry.delta_count = static_cast<std::int32_t>(entries_now - sequence.first_dirty);
+    entry.delta_word = append(sequence.table.data() + sequence.first_dirty, entry.delta_count);
+    if (item.position_offset >= 0) {
+      entry.position_word = append(step.positions.data() + item.position_offset, rows.count);
+    }
+    std::memcpy(entries + sizeof(entry) * i, &entry, sizeof(entry));
+  }
+  const StepEntry padding;
+  for (auto i = step.rows.size(); i < static_cast<std::size_t>(step.padded_sequences); ++i) {
+    std::memcpy(entries + sizeof(padding) * i, &padding, sizeof(padding));
+  }
+  return static_cast<std::size_t>(words - staging) + static_cast<std::size_t>(used) * 4;
+}
+
+Status StepArrays::Upload(const blocks::PlannedStep& step, blocks::BlockManager& manager, int slot,
+                          Stream stream) {
+  if (!device_.backend().has_memory()) return {};
+  std::byte* staging = As<std::byte>(staging_) + slot * upload_bytes_;
+  StepTablesParams params;
+  const std::size_t bytes = Stage(step, manager, staging, params.header, fault_record(slot));
+  if (Status s = device_.CopyToDevice(upload_.data(), staging, bytes, stream); !s.ok()) return s;
+  params.upload = upload_.data();
+  params.block_size = block_size_;
+  params.resident = As<std::int32_t>(resident_);
+  params.table_stride = table_stride_;
+  params.slots = As<std::int64_t>(slots_);
+  params.positions = As<std::int32_t>(positions_);
+  params.cu_seqlens = As<std::int32_t>(cu_seqlens_);
+  params.seqused_k = As<std::int32_t>(seqused_k_);
+  params.block_table = As<std::int32_t>(block_table_);
+  params.filled = As<std::int32_t>(filled_);
+  params.fault = As<FaultRecord*>(fault_word_);
+  return device_.backend().BuildStepTables(params, stream);
+}
+
+}  // namespace lariat::cache

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "backend/params.h"
+#include "blocks/block_manager.h"
+#include "cache/resolved_config.h"
+#include "lariat/device.h"
+#include "lariat/kv_cache.h"
+
+namespace lariat::cache {
+
+// The device arrays that a step is read from, at addresses that never change, and the pinned
+// staging from which they are filled. One set of arrays serves all steps: each Upload overwrites
+// them in stream order. On a device without memory everything is null and Upload does nothing.
+// Owns its buffers. Threads: externally synchronised.
+class StepArrays {
+ public:
+  static Result<StepArrays> Create(Device device, const CacheConfig& config,
+                                   std::int64_t table_stride);
+
+  StepView view() const;
+  // The device word from which appends take the fault record of the step now uploaded.
+  FaultRecord* const* fault_word() const;
+  // The record of ring entry `slot`; null without memory.
+  FaultRecord* fault_record(int slot) const;
+
+  // Writes the step's changed table entries and rows into staging `slot` and starts its upload.
+  // Costs O(changed entries + sequences) on the host.
+  // REQUIRES: the last upload from this slot has passed.
+  Status Upload(const blocks::PlannedStep& step, blocks::BlockManager& manager, int slot,
+                Stream stream);
+
+ private:
+  StepArrays(Device device, const CacheConfig& config, std::int64_t table_stride)
+      : device_(std::move(device)),
+        block_size_(config.block_size),
+        max_sequences_(config.max_sequences),
+        table_stride_(table_stride) {}
+  Status Allocate(const CacheConfig& config);
+  // Fills staging; returns the bytes used.
+  std::size_t Stage(const blocks::PlannedStep& step, blocks::BlockManager& manager,
+                    std::byte* staging, StepHeader& header, FaultRecord* fault) const;
+
+  Device device_;
+  int block_size_;
+  int max_sequences_;
+  std::int64_t table_stride_;
+  std::int64_t upload_bytes_ = 0;
+  DeviceBuffer slots_, positions_, cu_seqlens_, seqused_k_, block_table_;
+  DeviceBuffer resident_, filled_, upload_, fault_word_;
+  DeviceBuffer staging_;  // [ring, upload_bytes], pinned
+  DeviceBuffer faults_;   // [ring] FaultRecord, mapped
+};
+
+}  // namespace lariat::cache

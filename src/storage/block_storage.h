@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "backend/backend.h"
+#include "lariat/device.h"
+#include "storage/block_layout.h"
+
+namespace lariat::storage {
+
+struct BlockMove {
+  std::int32_t from = 0;
+  std::int32_t to = 0;
+};
+
+// The bytes behind block ids: owns the device pool and turns moves of blocks into copies.
+// Threads: externally synchronised. Streams: copies are ordered on the stream given and not waited
+// for.
+class BlockStorage {
+ public:
+  // Allocates and zeroes the pool (nothing for a pool without limit, whose backend has no memory).
+  // max_moves: the most moves of one call, so that Move allocates nothing.
+  static Result<BlockStorage> Create(Device device, BlockLayout layout, std::int64_t num_blocks,
+                                     std::size_t max_moves);
+
+  const BlockLayout& layout() const { return layout_; }
+  std::byte* base() const { return static_cast<std::byte*>(pool_.data()); }
+
+  // REQUIRES: no block is both a source and a target.
+  Status Move(std::span<const BlockMove> moves, Stream stream);
+
+  // Copies rows [first_row, first_row + rows) of one block and layer to host memory.
+  //   k: [rows, heads, dim] of K, may be null; v alike
+  // Host memory must live until the stream has passed the call.
+  Status ReadRows(int layer, std::int32_t block, int first_row, int rows, void* k, void* v,
+                  Stream stream);
+
+ private:
+  BlockStorage(Device device, BlockLayout layout, DeviceBuffer pool)
+      : device_(std::move(device)), layout_(std::move(layout)), pool_(std::move(pool)) {}
+  std::byte* At(const Plane& plane, std::int32_t block, std::int64_t row) const {
+    return base() + plane.offset + block * plane.block_stride + row * plane.row_bytes;
+  }
+
+  Device device_;
+  BlockLayout layout_;
+  DeviceBuffer pool_;
+  std::vector<BlockCopy> copies_;  // scratch
+};
+
+}  // namespace lariat::storage
