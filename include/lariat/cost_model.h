@@ -37,7 +37,7 @@ struct DeviceSpec {
   Efficiency moe;
   Efficiency prefill_attention;
   Efficiency decode_attention;
-  Efficiency append;
+  Figure append_bytes;  // e_b of storing rows, which needs no FLOPs worth counting
 
   Figure step_overhead_s;    // once a step: launching it and hearing that it has ended
   Figure kernel_overhead_s;  // once a kernel: what an empty one costs in a captured graph

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "session/synthetic_kv.h"
+
+#include <algorithm>
+#include <bit>
+#include <cassert>
+#include <cstring>
+
+namespace lariat::session {
+namespace {
+
+static_assert(std::endian::native == std::endian::little,
+              "words are stored whole, so element 0 must be the low bits");
+
+constexpr std::uint64_t kWordStep = 0x9e3779b97f4a7c15U;
+
+std::uint64_t RowSeed(std::uint64_t chain, int layer, KvPart part) {
+  const std::uint64_t place = static_cast<std::uint64_t>(layer) * 2 + (part == KvPart::kValue);
+  return MixBits(chain ^ MixBits((place + 1) * kWordStep));
+}
+
+// `pattern` in each lane of a word.
+constexpr std::uint64_t Lanes16(std::uint64_t pattern) { return pattern * 0x0001000100010001U; }
+constexpr std::uint64_t Lanes32(std::uint64_t pattern) { return pattern * 0x0000000100000001U; }
+
+// How random bits become elements of a type, all lanes of a word at once: `keep` has the sign and
+// the mantissa; `exponent` the three exponent bits left random, which move up by `bias` into the
+// exponents of [2^-8, 1). No lane carries into the next.
+struct ElementBits {
+  std::size_t per_word;
+  std::uint64_t keep;
+  std::uint64_t exponent;
+  std::uint64_t bias;
+
+  constexpr std::uint64_t operator()(std::uint64_t random) const {
+    return (random & keep) | ((random & exponent) + bias);
+  }
+};
+
+constexpr ElementBits kBF16Bits = {4, Lanes16(0x807f), Lanes16(0x0380), Lanes16(119U << 7)};
+constexpr ElementBits kFP16Bits = {4, Lanes16(0x83ff), Lanes16(0x1c00), Lanes16(7U << 10)};
+constexpr ElementBits kFP32Bits = {2, Lanes32(0x807fffff), Lanes32(0x03800000),
+                                   Lanes32(std::uint64_t{119} << 23)};
+
+constexpr ElementBits BitsOf(DType dtype) {
+  if (dtype == DType::kBF16) return kBF16Bits;
+  return dtype == DType::kFP16 ? kFP16Bits : kFP32Bits;
+}
+
+// Four words of the storage each turn, which the compiler interleaves: they depend on the counter
+// alone.
+void FillRow(std::uint64_t seed, const ElementBits bits, std::size_t bytes, std::byte* out) {
+  const std::size_t words = bytes / sizeof(std::uint64_t);
+  for (std::size_t i = 0; i < words; ++i) {
+    const std::uint64_t word = bits(MixBits(seed + (i + 1) * kWordStep));
+    std::memcpy(out + i * sizeof(word), &word, sizeof(word));
+  }
+  const std::size_t tail = bytes % sizeof(std::uint64_t);
+  if (tail == 0) return;
+  const std::uint64_t word = bits(MixBits(seed + (words + 1) * kWordStep));
+  std::memcpy(out + words * sizeof(word), &word, tail);
+}
+
+// Element access by type: the value in fp32, and back with one rounding.
+struct FP32Access {
+  using Bits = float;
+  static float Get(Bits x) { return x; }
+  static Bits Put(float x) { return x; }
+};
+struct BF16Access {
+  using Bits = std::uint16_t;
+  static float Get(Bits x) { return FromBF16(x); }
+  static Bits Put(float x) { return ToBF16(x); }
+};
+struct FP16Access {
+  using Bits = std::uint16_t;
+  static float Get(Bits x) { return FromFP16(x); }
+  static Bits Put(float x) { return ToFP16(x); }
+};
+
+// One head. The build forbids contraction, so each line rounds as often as it has operators.
+template <class Access>
+void RotateHead(const float* cos, const float* sin, int pairs, RopeStyle style,
+                typename Access::Bits* head) {
+  const int stride = style == RopeStyle::kInterleaved ? 2 : 1;
+  const int partner = style == RopeStyle::kInterleaved ? 1 : pairs;
+  for (int i = 0; i < pairs; ++i) {
+    typename Access::Bits& low = head[i * stride];
+    typename Access::Bits& high = head[i * stride + partner];
+    const float x = Access::Get(low);
+    const float y = Access::Get(high);
+    low = Access::Put(x * cos[i] - y * sin[i]);
+    high = Access::Put(x * sin[i] + y * cos[i]);
+  }
+}
+
+template <class Access>
+void RotateAll(const RopeRows& rope, std::int64_t first, std::int64_t count, int heads,
+               int head_dim, void* rows) {
+  auto* head = static_cast<typename Access::Bits*>(rows);
+  for (std::int64_t row = 0; row < count; ++row) {
+    const float* cos = rope.cos(first + row);
+    const float* sin = rope.sin(first + row);
+    for (int h = 0; h < heads; ++h, head += head_dim) {
+      RotateHead<Access>(cos, sin, rope.rotary_dim() / 2, rope.style(), head);
+    }
+  }
+}
+
+}  // namespace
+
+std::uint64_t ChainTokens(std::uint64_t chain, std::span<const TokenId> tokens,
+                          std::span<std::uint64_t> chains) {
+  assert(chains.size() >= tokens.size());
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    chain = ChainNext(chain, tokens[i]);
+    chains[i] = chain;
+  }
+  return chain;
+}
+
+void FillSyntheticRows(std::span<const std::uint64_t> chains, int layer, KvPart part,
+                       std::int64_t width, DType dtype, void* out) {
+  assert(dtype == DType::kFP32 || dtype == DType::kFP16 || dtype == DType::kBF16);
+  const ElementBits bits = BitsOf(dtype);
+  const std::size_t bytes = static_cast<std::size_t>(width) * SizeOf(dtype);
+  std::byte* row = static_cast<std::byte*>(out);
+  for (const std::uint64_t chain : chains) {
+    FillRow(RowSeed(chain, layer, part), bits, bytes, row);
+    row += bytes;
+  }
+}
+
+Result<RopeRows> RopeRows::Make(const RopeSpec& spec, std::int64_t length) {
+  Result<RopeFrequencies> frequencies = ComputeRopeFrequencies(spec, length);
+  if (!frequencies.ok()) return frequencies.status();
+  RopeRows rows;
+  rows.frequencies_ = *std::move(frequencies);
+  rows.style_ = spec.style;
+  return rows;
+}
+
+void RopeRows::Reserve(std::int64_t count) {
+  if (count <= count_ || rotary_dim() == 0) return;
+  const std::int64_t wanted = std::max({count, count_ * 2, std::int64_t{256}});
+  cos_.resize(Offset(wanted));
+  sin_.resize(Offset(wanted));
+  FillRopeTable(frequencies_, count_, wanted - count_, std::span(cos_).subspan(Offset(count_)),
+                std::span(sin_).subspan(Offset(count_)));
+  count_ = wanted;
+}
+
+void RotateRows(const RopeRows& rope, std::int64_t first, std::int64_t count, int heads,
+                int head_dim, DType dtype, void* rows) {
+  assert(rope.rotary_dim() <= head_dim);
+  if (rope.rotary_dim() == 0) return;
+  switch (dtype) {
+    case DType::kBF16: return RotateAll<BF16Access>(rope, first, count, heads, head_dim, rows);
+    case DType::kFP16: return RotateAll<FP16Access>(rope, first, count, heads, head_dim, rows);
+    case DType::kFP32: return RotateAll<FP32Access>(rope, first, count, heads, head_dim, rows);
+    default: assert(false);
+  }
+}
+
+void FillExpectedRows(std::span<const std::uint64_t> chains, int layer, KvPart part,
+                      const RopeRows& rope, std::int64_t first, int heads, int head_dim,
+                      DType dtype, void* out) {
+  FillSyntheticRows(chains, layer, part, std::int64_t{heads} * head_dim, dtype, out);
+  if (part == KvPart::kValue) return;
+  RotateRows(rope, first, static_cast<std::int64_t>(chains.size()), heads, head_dim, dtype, out);
+}
+
+std::uint16_t ToBF16(float value) {
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
+  // Half of the last kept place, less one where that place is even: ties go to even.
+  const std::uint32_t rounded = (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16;
+  const bool nan = (bits & 0x7fffffffU) > 0x7f800000U;
+  return static_cast<std::uint16_t>(nan ? 0x7fffU : rounded);
+}
+
+float FromBF16(std::uint16_t bits) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+}
+
+std::uint16_t ToFP16(float value) {
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t sign = (bits >> 16) & 0x8000U;
+  const std::uint32_t magnitude = bits & 0x7fffffffU;
+  if (magnitude > 0x7f800000U) return 0x7fffU;
+  // 65520 and up round to infinity.
+  if (magnitude >= 0x477ff000U) return static_cast<std::uint16_t>(sign | 0x7c00U);
+  if (magnitude < 0x38800000U) {
+    // Below 2^-14 the places of fp16 are those of 0.5 in fp32: the addition rounds to them.
+    const float moved = std::bit_cast<float>(magnitude) + 0.5F;
+    return static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(moved) - 0x3f000000U));
+  }
+  const std::uint32_t rebiased = magnitude - (112U << 23);
+  const std::uint32_t rounded = (rebiased + 0xfffU + ((rebiased >> 13) & 1U)) >> 13;
+  return static_cast<std::uint16_t>(sign | rounded);
+}
+
+float FromFP16(std::uint16_t bits) {
+  const std::uint32_t sign = (static_cast<std::uint32_t>(bits) & 0x8000U) << 16;
+  const std::uint32_t magnitude = bits & 0x7fffU;
+  if (magnitude >= 0x7c00U) {  // infinity, NaN
+    return std::bit_cast<float>(sign | 0x7f800000U | ((magnitude & 0x3ffU) << 13));
+  }
+  // As an fp32 of the smallest exponents, 2^112 times too small; the product is exact, and brings
+  // subnormals to their value.
+  const float small = std::bit_cast<float>(magnitude << 13);
+  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(small * 0x1p112F) | sign);
+}
+
+}  // namespace lariat::session
