@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Shows that the checks of tools/ fail where they should.
+
+usage: checks_test.py ROOT
+"""
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(sys.argv.pop(1)).resolve()
+
+
+def run(script, *arguments):
+    command = [sys.executable, str(ROOT / "tools" / script), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+class Folder(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.root = pathlib.Path(self.folder.name)
+
+    def write(self, path, text):
+        path = self.root / path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+
+class CheckIncludes(Folder):
+    def verdict(self, path, include):
+        (self.root / "src").mkdir(exist_ok=True)
+        written = self.write(path, f"#pragma once\n#include {include}\n")
+        code, output = run("check_includes.py", self.root)
+        written.unlink()
+        if code:
+            self.assertIn(f"{written}:2: ", output)
+        return code
+
+    def test_this_tree(self):
+        code, output = run("check_includes.py", ROOT)
+        self.assertEqual(code, 0, output)
+
+    def test_what_is_allowed(self):
+        for path, include in (("src/cache/a.cc", '"storage/b.h"'), ("src/cache/a.cc", '"cache/b.h"'),
+                              ("src/blocks/a.h", '"base/b.h"'), ("src/blocks/a.h", "<vector>"),
+                              ("src/backend/cuda/a.cu", "<cuda_runtime.h>"),
+                              ("tools/a.cc", "<CLI/CLI.hpp>"), ("tools/a.cc", '"lariat/session.h"'),
+                              ("include/lariat/a.h", '"lariat/b.h"'),
+                              ("tests/reference/a.h", '"lariat/types.h"')):
+            self.assertEqual(self.verdict(path, include), 0, (path, include))
+
+    def test_what_is_not(self):
+        for path, include in (("src/storage/a.cc", '"cache/b.h"'),  # upward
+                              ("src/blocks/a.cc", '"backend/b.h"'),  # sideways
+                              ("src/backend/cpu/a.cc", '"blocks/b.h"'),
+                              ("src/base/a.cc", '"elsewhere/b.h"'),
+                              ("src/session/a.cc", '"blocks/b.h"'),  # past the public API
+                              ("tools/a.cc", '"cache/b.h"'),
+                              ("src/cache/a.cc", "<nlohmann/json.hpp>"),
+                              ("src/cache/a.cc", "<cuda_runtime.h>"),
+                              ("src/session/a.cc", "<spdlog/spdlog.h>"),
+                              ("include/lariat/a.h", "<cuda_runtime.h>"),
+                              ("include/lariat/a.h", '"backend/b.h"'),
+                              ("tests/reference/a.h", '"blocks/b.h"')):
+            self.assertEqual(self.verdict(path, include), 1, (path, include))
+
+    def test_a_folder_without_a_floor(self):
+        self.write("src/attic/a.cc", "")
+        code, output = run("check_includes.py", self.root)
+        self.assertEqual(code, 1)
+        self.assertIn("without a floor", output)
+
+
+class CountTests(Folder):
+    def count(self, *cases, allowed="p 1 no device.*"):
+        body = "".join(
+            f'<testcase name="t{i}" status="{status}"><system-out>{output}</system-out></testcase>'
+            for i, (status, output) in enumerate(cases))
+        report = self.write("r.xml", f"<testsuite>{body}</testsuite>")
+        return run("count_tests.py", "--allowed", self.write("allowed", allowed + "\n"),
+                   f"p={report}")
+
+    def test_counts(self):
+        code, output = self.count(("run", ""), ("notrun", "SKIPPED: no device here\n"))
+        self.assertEqual(code, 0, output)
+        self.assertEqual(output.splitlines()[-1], "1 passed, 0 failed, 1 skipped")
+
+    def test_too_many_skips(self):
+        skip = ("notrun", "SKIPPED: no device\n")
+        code, output = self.count(("run", ""), skip, skip)
+        self.assertEqual(code, 1)
+        self.assertIn("2 tests skipped, 1 are allowed", output)
+
+    def test_a_reason_that_no_line_allows(self):
+        self.assertEqual(self.count(("run", ""), ("notrun", "SKIPPED: tired\n"))[0], 1)
+        self.assertEqual(self.count(("run", ""), ("notrun", "SKIPPED: no device\n"),
+                                    allowed="other 9 .*")[0], 1)
+
+    def test_a_failure_that_looks_like_a_skip(self):
+        text = "SKIPPED: no device\na.cc:1: FAILED:\n"
+        self.assertEqual(self.count(("run", ""), ("notrun", text))[0], 1)
+
+    def test_failures_and_nothing(self):
+        self.assertEqual(self.count(("run", ""), ("fail", ""))[0], 1)
+        self.assertEqual(self.count(("run", ""), ("notrun", ""))[0], 1)
+        self.assertEqual(self.count(("notrun", "SKIPPED: no device\n"))[0], 1)
+        self.assertEqual(run("count_tests.py", "--allowed", self.write("a", ""), "p=/absent")[0], 1)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+# Tests of the house itself: floors, headers, documents, the README's example.
+find_package(Python3 3.8 REQUIRED COMPONENTS Interpreter)
+
+# Each public header compiles alone, twice, with nothing but include/ on the path.
+file(GLOB headers CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/include
+     ${PROJECT_SOURCE_DIR}/include/lariat/*.h)
+set(header_sources)
+foreach(header ${headers})
+  string(REPLACE ".h" ".cc" source ${CMAKE_CURRENT_BINARY_DIR}/headers/${header})
+  file(CONFIGURE OUTPUT ${source} CONTENT "#include \"${header}\"\n#include \"${header}\"\n")
+  list(APPEND header_sources ${source})
+endforeach()
+add_library(lariat_header_check OBJECT ${header_sources})
+lariat_target(lariat_header_check)
+target_include_directories(lariat_header_check PRIVATE ${PROJECT_SOURCE_DIR}/include)
+
+add_executable(readme_example readme_example.cc)
+lariat_target(readme_example)
+target_link_libraries(readme_example PRIVATE lariat::lariat)
+add_test(NAME "house: the README's example" COMMAND readme_example)
+set_tests_properties("house: the README's example" PROPERTIES
+  PASS_REGULAR_EXPRESSION "^0 of 100 [^\n]*\n96 of 100 ")
+
+add_test(NAME "house: includes go down"
+  COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/tools/check_includes.py ${PROJECT_SOURCE_DIR})
+add_test(NAME "house: the checks fail where they should"
+  COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/checks_test.py ${PROJECT_SOURCE_DIR})
+add_test(NAME "house: documents"
+  COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/docs_test.py ${PROJECT_SOURCE_DIR})
+
+# The README's own line, with what this build made. (A sanitizer would need its flag on it.)
+if(NOT LARIAT_SANITIZE)
+  if(LARIAT_WITH_CUDA)
+    set(cuda_libraries ${CUDAToolkit_LIBRARY_DIR})
+  endif()
+  add_test(NAME "house: the README's link line"
+    COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/link_test.py ${PROJECT_SOURCE_DIR}
+            ${PROJECT_BINARY_DIR} ${CMAKE_CXX_COMPILER} "${cuda_libraries}")
+endif()
