@@ -5,3 +5,8 @@ lariat_test(rope_golden_test SOURCES rope_golden_test.cc SESSION)
 lariat_test(cases_rope_test SOURCES cases_rope_test.cc)
 lariat_test(safetensors_test SOURCES safetensors_test.cc SESSION)
 lariat_test(model_test SOURCES model_test.cc SESSION)
+lariat_test(trace_test SOURCES trace_test.cc trace_errors_test.cc SESSION)
+lariat_test(cache_random_test SOURCES cache_random_test.cc support/random_calls.cc
+            reference/cache_model.cc reference/cache_model_steps.cc)
+lariat_test(cache_steps_test SOURCES cache_steps_test.cc support/row_world.cc support/row_world_calls.cc)
+lariat_test(cache_cases_test SOURCES cache_cases_test.cc)
