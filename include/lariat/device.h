@@ -20,7 +20,8 @@ class Device {
  public:
   // kind: kAuto takes CUDA where a device answers, else the CPU.
   // ordinal: CUDA device number; 0 elsewhere.
-  // Errors: kUnsupported (CUDA not built in), kInvalidArgument (no such ordinal), kDeviceError.
+  // Errors: kUnsupported (CUDA not built in, or a device older than sm_80), kInvalidArgument (no
+  //   such ordinal), kDeviceError.
   static Result<Device> Create(BackendKind kind, int ordinal = 0);
   explicit Device(std::shared_ptr<Backend> backend);
 
@@ -28,8 +29,10 @@ class Device {
   // A name to print, "NVIDIA H200" or "cpu".
   std::string name() const;
 
-  // The new buffer's bytes are unspecified.
-  // Errors: kResourceExhausted, naming the bytes asked for.
+  // The new buffer's bytes are unspecified; its address is a multiple of 256. Of bytes 0: no
+  // memory, data() is null. The CPU takes memory for large buffers only where they are written, and
+  // gives it back where a large Fill writes zeros. Errors: kResourceExhausted, naming the bytes
+  // asked for.
   Result<DeviceBuffer> Allocate(MemoryKind kind, std::size_t bytes);
 
   // Streams made here do not synchronise with the default stream. Destroy them after their work.

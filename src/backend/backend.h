@@ -14,8 +14,8 @@ namespace lariat {
 // lariat/ops.h alone. It knows bytes and addresses, never block ids or sequences.
 //
 // Every call with a Stream is ordered on it and does not block the host. Parameters have been
-// validated and completed (no zero strides) by the caller; zero-sized work does not reach a backend.
-// Threads: calls may come from several threads.
+// validated and completed (no zero strides) by the caller; zero-sized work does not reach a
+// backend. Threads: calls may come from several threads.
 class Backend {
  public:
   virtual ~Backend() = default;

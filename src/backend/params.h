@@ -30,7 +30,8 @@ struct StepEntry {
   std::int32_t delta_first = 0;
   std::int32_t delta_count = 0;
   std::int32_t delta_word = 0;
-  std::int32_t position_word = -1;  // words[position_word .. + count) are the positions; -1: start + i
+  std::int32_t position_word =
+      -1;  // words[position_word .. + count) are the positions; -1: start + i
 };
 
 struct BlockCopy {
@@ -47,10 +48,12 @@ struct BlockCopy {
 //   cu_seqlens[b] = first_row, seqused_k[b] = start + count,
 //   block_table[b, j] = row[j] for j < ceil((start + count) / block_size), else 0.
 //   Padding: slots -1, positions 0, cu_seqlens num_tokens, seqused_k 0, block_table 0.
+// REQUIRES: the entries' resident rows are distinct; resident, block_table and filled are what
+//   earlier calls left; filled and block_table start at 0.
 // `filled[b]` remembers how many entries of block_table[b] are not known to be 0; it starts at 0.
 struct StepTablesParams {
-  const void* upload = nullptr;   // device: StepHeader, StepEntry[], int32 words
-  StepHeader header;              // the same header, for the launch
+  const void* upload = nullptr;  // device: StepHeader, StepEntry[], int32 words
+  StepHeader header;             // the same header, for the launch
   int block_size = 1;
   std::int32_t* resident = nullptr;     // [rows, table_stride]
   std::int64_t table_stride = 0;        // also of block_table

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backend/cpu/cpu_backend.h"
+#include "backend/cpu/rotate.h"
+#include "backend/dispatch.h"
+
+namespace lariat::cpu {
+namespace {
+
+// One token's share of a call.
+template <class In, class Out>
+class Appender {
+ public:
+  explicit Appender(const AppendRopeParams& params) : p_(params) {}
+
+  void Append(std::int64_t t) const {
+    const std::int64_t slot = p_.slots[t];
+    const bool turns = p_.rotary_dim > 0;
+    // A token that stores nothing and has no q needs no position, so it is not looked at.
+    const bool needs_position = turns && (slot >= 0 || p_.q_heads > 0);
+    const std::int64_t position = needs_position ? p_.positions[t] : 0;
+    const bool position_ok = !needs_position || (position >= 0 && position < p_.num_positions);
+    if (slot >= p_.num_slots) {
+      RecordFault(Record(), FaultKind::kSlot, t, slot);
+    } else if (!position_ok) {
+      RecordFault(Record(), FaultKind::kPosition, t, position);
+    }
+    const int rotary_dim = position_ok ? p_.rotary_dim : 0;
+    if (slot >= 0 && slot < p_.num_slots && position_ok) Store(t, slot, position);
+    for (std::int64_t head = 0; head < p_.q_heads; ++head) {
+      const std::int64_t at = t * p_.q_token_stride + head * p_.q_head_stride;
+      Turn(static_cast<const In*>(p_.q) + at, static_cast<In*>(p_.q_out) + at, position,
+           rotary_dim);
+    }
+  }
+
+ private:
+  FaultRecord* Record() const {
+    return p_.fault_indirect != nullptr ? *p_.fault_indirect : p_.fault;
+  }
+
+  void Store(std::int64_t t, std::int64_t slot, std::int64_t position) const {
+    const std::int64_t block = slot / p_.block_size;
+    const std::int64_t row = slot % p_.block_size;
+    const auto* k = static_cast<const In*>(p_.k) + t * p_.k_token_stride;
+    const auto* v = static_cast<const In*>(p_.v) + t * p_.v_token_stride;
+    auto* k_row = static_cast<Out*>(p_.k_cache) + block * p_.k_block_stride + row * p_.k_row_stride;
+    auto* v_row = static_cast<Out*>(p_.v_cache) + block * p_.v_block_stride + row * p_.v_row_stride;
+    for (std::int64_t head = 0; head < p_.kv_heads; ++head) {
+      Turn(k + head * p_.k_head_stride, k_row + head * p_.k_cache_head_stride, position,
+           p_.rotary_dim);
+      MoveElements(v + head * p_.v_head_stride, v_row + head * p_.v_cache_head_stride, p_.v_dim);
+    }
+  }
+
+  template <class To>
+  void Turn(const In* src, To* dst, std::int64_t position, int rotary_dim) const {
+    if (rotary_dim > 0) {
+      const std::int64_t at = position * (rotary_dim / 2);
+      RotateHead(src, dst, p_.cos + at, p_.sin + at, rotary_dim, p_.style);
+    }
+    MoveElements(src + rotary_dim, dst + rotary_dim, p_.k_dim - rotary_dim);
+  }
+
+  const AppendRopeParams& p_;
+};
+
+}  // namespace
+
+void AppendRope(const AppendRopeParams& params) {
+  WithAppendTypes(params.in_dtype, params.dtype, [&](auto in, auto out) {
+    const Appender<typename decltype(in)::type, typename decltype(out)::type> appender(params);
+    for (std::int64_t t = 0; t < params.num_tokens; ++t) appender.Append(t);
+  });
+}
+
+}  // namespace lariat::cpu

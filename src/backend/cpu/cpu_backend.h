@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include "backend/backend.h"
+
+namespace lariat::cpu {
+
+// Runs every call at once, in the calling thread; streams and events mean nothing. Large buffers
+// take memory only where they are written.
+std::shared_ptr<Backend> MakeCpuBackend();
+
+// The operations, as plain loops (docs/numerics.md).
+void RopeUpdate(const RopeUpdateParams& params);
+void AppendRope(const AppendRopeParams& params);
+void BuildStepTables(const StepTablesParams& params);
+
+}  // namespace lariat::cpu
