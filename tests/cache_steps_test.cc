@@ -1,0 +1,416 @@
+// SPDX-License-Identifier: Apache-2.0
+// The life of a step with real bytes: what readers on the stream see, however late it runs.
+#include <random>
+
+#include "support/catch.h"
+#include "support/deferred_backend.h"
+#include "support/row_world.h"
+
+namespace lariat {
+namespace {
+
+using testing::DeferredBackend;
+using testing::RowWorld;
+using testing::WorldItem;
+using testing::WorldOptions;
+using testing::WorldSequence;
+
+std::shared_ptr<Backend> Cpu() {
+  auto made = MakeBackend(BackendKind::kCpu, 0);
+  if (!made.ok()) FAIL(made.status().ToString());
+  return *made;
+}
+
+// A world on a stream that does nothing until it is asked to.
+struct LateWorld {
+  explicit LateWorld(const WorldOptions& options)
+      : backend(std::make_shared<DeferredBackend>(Cpu())),
+        world(options, Device(backend), [this](Stream stream, std::function<void()> work) {
+          backend->Enqueue(stream, std::move(work));
+        }) {}
+  void Finish(Stream stream = {}) {
+    REQUIRE(backend->Synchronize(stream).ok());
+    REQUIRE(backend->failures() == 0);
+  }
+  std::shared_ptr<DeferredBackend> backend;
+  RowWorld world;
+};
+
+std::vector<TokenId> Tokens(TokenId first, std::int64_t count) {
+  std::vector<TokenId> tokens(static_cast<std::size_t>(count));
+  for (std::int64_t i = 0; i < count; ++i) tokens[i] = first + static_cast<TokenId>(i);
+  return tokens;
+}
+
+Status Feed(RowWorld& world, SequenceId id, Stream stream = {}) {
+  const WorldSequence& sequence = world.sequences().at(id);
+  if (Status status = world.Run(
+          {{.sequence = id, .num_tokens = std::ssize(sequence.prompt) - std::ssize(sequence.rows)}},
+          stream);
+      !status.ok()) {
+    return status;
+  }
+  return world.Commit(stream);
+}
+
+// --- Random worlds --------------------------------------------------------------------------
+
+// Random calls; those that the cache refuses for want of room, or as too early, are left out.
+class RandomWorld {
+ public:
+  RandomWorld(const WorldOptions& options, unsigned seed)
+      : options_(options), random_(seed), late_(options) {
+    streams_[1] = *late_.backend->CreateStream();
+  }
+
+  void Calls(int count) {
+    for (int i = 0; i < count; ++i) {
+      One();
+      // Mostly late, now and then caught up.
+      if (Roll(3) == 0) late_.backend->RunSome(Roll(12), random_);
+      if (Roll(40) == 0) Check();
+      if (Roll(8) == 0 && world().live().empty()) stream_ = streams_[Roll(2)];
+    }
+    while (!world().live().empty()) Ok(world().Commit(stream_));
+    Check();
+    while (!world().sequences().empty()) Ok(world().Close(world().sequences().begin()->first));
+    const Stats stats = world().cache().GetStats();
+    CHECK(stats.free_blocks + stats.idle_blocks == stats.total_blocks);
+    CHECK(world().readers_run() > 0);
+  }
+
+ private:
+  RowWorld& world() { return late_.world; }
+  std::int64_t Roll(std::int64_t sides) {
+    return static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(sides));
+  }
+  SequenceId Any() {
+    return std::next(world().sequences().begin(), Roll(std::ssize(world().sequences())))->first;
+  }
+  static void Ok(const Status& status) {
+    if (!status.ok()) FAIL(status.ToString());
+  }
+  static void OkOr(Code code, const Status& status) {
+    if (!status.ok() && status.code() != code) FAIL(status.ToString());
+  }
+
+  void Check() {
+    world().CheckRows();
+    for (Stream stream : streams_) late_.Finish(stream);
+    REQUIRE(world().errors() == "");
+  }
+
+  void One() {
+    const std::int64_t dice = Roll(100);
+    if (dice < 15 || world().sequences().empty()) {
+      const auto id = world().Open(Tokens(static_cast<TokenId>(100 * Roll(2)), Roll(20)),
+                                   Roll(4) == 0 ? "other" : "");
+      OkOr(Code::kResourceExhausted, id.status());
+    } else if (dice < 50) {
+      Step();
+    } else if (dice < 72) {
+      Commit();
+    } else if (dice < 77) {
+      if (!world().live().empty()) Ok(world().DiscardLast(stream_));
+    } else if (dice < 86) {
+      Ok(world().Close(Any()));
+    } else if (dice < 91) {
+      const SequenceId id = Any();
+      const std::int64_t length = std::ssize(world().sequences().at(id).rows);
+      if (length > 1) Ok(world().Truncate(id, 1 + Roll(length - 1)));
+    } else if (dice < 96) {
+      const SequenceId id = Any();
+      const std::int64_t settled = world().sequences().at(id).settled;
+      if (settled == 0) return;
+      const auto child = world().Fork(id, Roll(2) == 0 ? -1 : 1 + Roll(settled));
+      if (!child.ok() && child.status().code() != Code::kResourceExhausted) {
+        OkOr(Code::kNotReady, child.status());
+      }
+    } else if (dice < 98) {
+      Ok(world().TellAll(Any()));
+    } else {
+      REQUIRE(world().cache().Poll().ok());
+    }
+  }
+
+  void Step() {
+    std::vector<WorldItem> items;
+    for (std::int64_t i = 1 + Roll(3); i > 0; --i) {
+      WorldItem item{.sequence = Any(), .num_tokens = 1 + Roll(9)};
+      for (const WorldItem& other : items) {
+        if (other.sequence == item.sequence) return;
+      }
+      const WorldSequence& sequence = world().sequences().at(item.sequence);
+      if (std::ssize(sequence.rows) >= std::ssize(sequence.prompt) && Roll(3) == 0) {
+        item.num_drafts = Roll(item.num_tokens);
+      }
+      if (std::ssize(sequence.rows) + item.num_tokens > options_.max_tokens_per_sequence) return;
+      if (Roll(2) == 0) {  // sequences that go on alike
+        item.tokens = Tokens(static_cast<TokenId>(1000 + std::ssize(sequence.rows)), 10);
+      }
+      items.push_back(item);
+    }
+    StepShape shape;
+    if (Roll(3) == 0) shape = {40, options_.max_sequences};
+    const Status status = world().Run(items, stream_, shape);
+    if (status.code() != Code::kResourceExhausted) OkOr(Code::kNotReady, status);
+  }
+
+  void Commit() {
+    if (world().live().empty()) return;
+    std::map<SequenceId, std::int64_t> kept;
+    for (const StepRows& rows : world().live().front().rows) {
+      const std::int64_t drafts = world().live().front().drafts.at(rows.sequence);
+      if (drafts > 0) kept[rows.sequence] = rows.count - Roll(drafts + 1);
+    }
+    Ok(world().Commit(stream_, kept, Roll(3) == 0 ? Roll(4) : 100));
+  }
+
+  WorldOptions options_;
+  std::mt19937_64 random_;
+  LateWorld late_;
+  Stream streams_[2] = {};
+  Stream stream_ = {};
+};
+
+TEST_CASE("Readers on a late stream see what was planned, in random worlds", "[cache]") {
+  const int seed = GENERATE(range(0, 24));
+  WorldOptions options;
+  options.block_size = (seed % 4 == 0) ? 1 : (seed % 4 == 1) ? 16 : 4;
+  options.blocks = (options.block_size == 1) ? 60 : (options.block_size == 16) ? 7 : 18;
+  options.steps_in_flight = 1 + seed % 3;
+  options.rope = seed % 5 != 0;
+  options.style = seed % 2 == 0 ? RopeStyle::kHalf : RopeStyle::kInterleaved;
+  options.rotary_dim = seed % 3 == 0 ? 2 : 4;
+  options.dtype = seed % 6 == 4 ? DType::kBF16 : seed % 6 == 5 ? DType::kFP16 : DType::kFP32;
+  CAPTURE(seed);
+  RandomWorld world(options, static_cast<unsigned>(seed));
+  world.Calls(400);
+}
+
+// --- Cases by hand --------------------------------------------------------------------------
+
+TEST_CASE("No block is reused before its last reader", "[cache]") {
+  LateWorld late({.blocks = 6});
+  RowWorld& world = late.world;
+  const SequenceId a = *world.Open(Tokens(0, 8)), b = *world.Open(Tokens(50, 6));
+  REQUIRE(world.Run({{.sequence = a, .num_tokens = 8}, {.sequence = b, .num_tokens = 6}}, {}).ok());
+  REQUIRE(world.Run({{.sequence = a}, {.sequence = b}}, {}).ok());
+  // Both steps are in flight, nothing has run; a is cancelled.
+  REQUIRE(world.Close(a).ok());
+  CHECK(world.cache().GetStats().free_blocks == 1);
+  REQUIRE(world.Commit({}).ok());
+  CHECK(world.cache().GetStats().free_blocks == 1);  // the second step still names a's blocks
+  REQUIRE(world.Commit({}).ok());
+  // Five blocks for a newcomer, a's among them, while no reader has run.
+  CHECK(world.readers_run() == 0);
+  const SequenceId c = *world.Open(Tokens(200, 15));
+  REQUIRE(world.Run({{.sequence = c, .num_tokens = 15}}, {}).ok());
+  REQUIRE(world.Commit({}).ok());
+  CHECK(late.backend->pending() > 0);
+  late.Finish();
+  CHECK(world.readers_run() == 3);
+  world.CheckRows();
+  CHECK(world.errors() == "");
+}
+
+TEST_CASE("A new stream waits for the last step's", "[cache]") {
+  LateWorld late({.blocks = 4});
+  RowWorld& world = late.world;
+  const Stream first = *late.backend->CreateStream(), second = *late.backend->CreateStream();
+  const SequenceId a = *world.Open(Tokens(0, 16));
+  REQUIRE(world.Run({{.sequence = a, .num_tokens = 16}}, first).ok());
+  REQUIRE(world.Commit(first).ok());
+  REQUIRE(world.Close(a).ok());
+  const SequenceId b = *world.Open(Tokens(100, 16));
+  REQUIRE(world.Run({{.sequence = b, .num_tokens = 16}}, second).ok());
+  REQUIRE(world.Commit(second).ok());
+  late.Finish(second);  // must run the first stream's reader before it writes
+  late.Finish(first);
+  world.CheckRows();
+  CHECK(world.errors() == "");
+  late.backend->DestroyStream(first);
+  late.backend->DestroyStream(second);
+}
+
+TEST_CASE("Steps in flight do not overwrite each other's staging", "[cache]") {
+  // More steps than places in flight pass while nothing runs: each upload must be its own.
+  LateWorld late({.blocks = 40, .max_tokens_per_sequence = 120});
+  RowWorld& world = late.world;
+  const SequenceId a = *world.Open(Tokens(0, 3)), b = *world.Open(Tokens(9, 5));
+  REQUIRE(world.Run({{.sequence = a, .num_tokens = 3}, {.sequence = b, .num_tokens = 5}}, {}).ok());
+  for (int i = 0; i < 30; ++i) {
+    const std::vector<WorldItem> items = {
+        {.sequence = i % 2 == 0 ? a : b, .num_tokens = 1 + i % 3}};
+    REQUIRE(world.Run(items, {}, {8, 3}).ok());
+    REQUIRE(world.Commit({}).ok());
+  }
+  REQUIRE(world.Commit({}).ok());
+  late.Finish();
+  world.CheckRows();
+  CHECK(world.readers_run() == 31);
+  CHECK(world.errors() == "");
+}
+
+TEST_CASE("Copy-on-write: forks part ways, each with its own bytes", "[cache]") {
+  LateWorld late({});
+  RowWorld& world = late.world;
+  const SequenceId a = *world.Open(Tokens(0, 6));
+  REQUIRE(Feed(world, a).ok());
+  const SequenceId b = *world.Fork(a), c = *world.Fork(a, 5);
+  const std::int64_t copied = world.cache().GetStats().copied_blocks;
+  REQUIRE(world
+              .Run({{.sequence = a, .tokens = {70}},
+                    {.sequence = b, .tokens = {71}},
+                    {.sequence = c, .tokens = {72}}},
+                   {})
+              .ok());
+  CHECK(world.cache().GetStats().copied_blocks == copied + 2);
+  REQUIRE(world.Commit({}).ok());
+  REQUIRE(world.Run({{.sequence = c, .num_tokens = 3}, {.sequence = a}, {.sequence = b}}, {}).ok());
+  REQUIRE(world.Commit({}).ok());
+  CHECK(world.cache().GetStats().copied_blocks == copied + 2);
+  late.Finish();
+  world.CheckRows();
+  CHECK(world.errors() == "");
+}
+
+TEST_CASE("Speculation: rejected rows are overwritten and never hit", "[cache]") {
+  const std::int64_t accepted = GENERATE(0, 1, 2, 3, 4);
+  LateWorld late({});
+  RowWorld& world = late.world;
+  const SequenceId a = *world.Open(Tokens(0, 5));
+  REQUIRE(Feed(world, a).ok());
+  REQUIRE(
+      world
+          .Run({{.sequence = a, .num_tokens = 5, .num_drafts = 4, .tokens = {20, 21, 22, 23, 24}}},
+               {})
+          .ok());
+  // Undecided drafts block planning of their sequence only.
+  CHECK(world.Run({{.sequence = a}}, {}).code() == Code::kNotReady);
+  const SequenceId b = *world.Open(Tokens(60, 4));
+  REQUIRE(world.Run({{.sequence = b, .num_tokens = 4}}, {}).ok());
+  REQUIRE(world.Commit({}, {{a, 1 + accepted}}).ok());
+  REQUIRE(world.Commit({}).ok());
+  CHECK(world.cache().GetExtent(a)->settled == 6 + accepted);
+  // What was fed, and then what was rejected: only the former can be found.
+  std::vector<TokenId> asked = Tokens(0, 5);
+  for (TokenId token = 20; token < 27; ++token) asked.push_back(token);
+  CHECK(world.cache().Match(asked).tokens == (6 + accepted) / 4 * 4);
+  REQUIRE(world.Run({{.sequence = a, .num_tokens = 5, .tokens = {40, 41, 42, 43, 44}}}, {}).ok());
+  REQUIRE(world.Commit({}).ok());
+  late.Finish();
+  world.CheckRows();
+  CHECK(world.errors() == "");
+}
+
+TEST_CASE("Truncation in flight", "[cache]") {
+  const std::int64_t length = GENERATE(1, 4, 7, 8, 9, 10, 11, 12, 13);
+  LateWorld late({.steps_in_flight = 3});
+  RowWorld& world = late.world;
+  const SequenceId a = *world.Open(Tokens(0, 9));
+  REQUIRE(Feed(world, a).ok());
+  REQUIRE(world.Run({{.sequence = a, .num_tokens = 2}}, {}).ok());
+  REQUIRE(world.Run({{.sequence = a, .num_tokens = 2}}, {}).ok());
+  REQUIRE(world.Truncate(a, length).ok());
+  // On over what was cut, while the steps that wrote it have not run.
+  REQUIRE(world.Run({{.sequence = a, .num_tokens = 6}}, {}).ok());
+  for (int i = 0; i < 3; ++i) REQUIRE(world.Commit({}).ok());
+  CHECK(world.cache().GetExtent(a)->settled == length + 6);
+  late.Finish();
+  world.CheckRows();
+  CHECK(world.errors() == "");
+}
+
+TEST_CASE("Prefix hits read what another sequence wrote, still unwritten or not", "[cache]") {
+  LateWorld late({});
+  RowWorld& world = late.world;
+  const SequenceId a = *world.Open(Tokens(0, 11));
+  REQUIRE(Feed(world, a).ok());
+  const SequenceId b = *world.Open(Tokens(0, 9)), other = *world.Open(Tokens(0, 9), "salt");
+  REQUIRE(
+      world.Run({{.sequence = b, .num_tokens = 9}, {.sequence = other, .num_tokens = 9}}, {}).ok());
+  CHECK(world.live().back().rows[0].hit == 8);
+  CHECK(world.live().back().rows[1].hit == 0);
+  REQUIRE(world.Commit({}).ok());
+  CHECK(late.backend->pending() > 0);
+  late.Finish();
+  world.CheckRows();
+  CHECK(world.errors() == "");
+}
+
+TEST_CASE("Positions of the caller's choice", "[cache]") {
+  LateWorld late({});
+  RowWorld& world = late.world;
+  const SequenceId a = *world.Open(Tokens(0, 6));
+  REQUIRE(
+      world.Run({{.sequence = a, .num_tokens = 6, .positions = {5, 4, 40, 3, 0, 47}}}, {}, {9, 2})
+          .ok());
+  REQUIRE(world.Commit({}).ok());
+  const auto plan = [&](std::vector<std::int32_t> positions) {
+    Step step;
+    return world
+        .Plan({{.sequence = a, .num_tokens = 2, .positions = std::move(positions)}}, {}, step)
+        .code();
+  };
+  CHECK(plan({0, -1}) == Code::kInvalidArgument);
+  CHECK(plan({48, 0}) == Code::kInvalidArgument);  // max_tokens_per_sequence is 48
+  CHECK(plan({0}) == Code::kInvalidArgument);
+  CHECK(plan({0, 1, 2}) == Code::kInvalidArgument);
+  CHECK(plan({0, 47}) == Code::kOk);
+  late.Finish();
+  world.CheckRows();
+  CHECK(world.errors() == "");
+}
+
+TEST_CASE("A contiguous cache: layer-major, one block a sequence", "[cache]") {
+  LateWorld late({.block_size = 48, .blocks = 4, .layout = Layout::kLayerMajor});
+  RowWorld& world = late.world;
+  const SequenceId a = *world.Open(Tokens(0, 7)), b = *world.Open(Tokens(0, 9));
+  REQUIRE(world.Run({{.sequence = a, .num_tokens = 7}, {.sequence = b, .num_tokens = 9}}, {}).ok());
+  for (int i = 0; i < 5; ++i) {
+    REQUIRE(world.Run({{.sequence = b, .num_tokens = 2}, {.sequence = a}}, {}).ok());
+    REQUIRE(world.Commit({}).ok());
+  }
+  REQUIRE(world.Commit({}).ok());
+  late.Finish();
+  world.CheckRows();
+  CHECK(world.errors() == "");
+  // One plane of all blocks: consecutive blocks are block_size rows apart.
+  const LayerView view = *world.cache().Layer(1);
+  CHECK(view.k_block_stride == 48 * view.k_row_stride);
+  CHECK(view.v_block_stride == 48 * view.v_row_stride);
+}
+
+TEST_CASE("The query turns in place with its row's position", "[cache]") {
+  WorldOptions options;
+  auto made = KVCache::Create(RowWorld::Config(options), Device(Cpu()));
+  REQUIRE(made.ok());
+  KVCache cache = *std::move(made);
+  const SequenceId id = *cache.Open(Tokens(0, 3));
+  const StepItem item{.sequence = id, .num_tokens = 3};
+  Step step = *cache.Plan(std::span(&item, 1));
+  REQUIRE(cache.Prepare(step, {}).ok());
+  // q is [3, 3, 4] inside rows of 20, so that strides matter; half style: (0, 2) and (1, 3).
+  std::vector<float> k(3 * 2 * 4, 0.5F), v(3 * 2 * 6, 0.25F), q(60, 7.0F);
+  for (int t = 0; t < 3; ++t) {
+    for (int i = 0; i < 12; ++i) q[t * 20 + i] = static_cast<float>(i % 4 < 2 ? 1 : 0);
+  }
+  AppendInputs inputs{
+      .dtype = DType::kFP32, .k = k.data(), .v = v.data(), .q = q.data(), .q_heads = 3};
+  inputs.q_token_stride = 20;
+  inputs.q_head_stride = 4;
+  REQUIRE(cache.Append(step, 0, inputs, {}).ok());
+  for (int t = 0; t < 3; ++t) {
+    for (int i = 0; i < 20; ++i) {
+      const double angle = i % 2 == 0 ? t : t * 0.1;  // 100^(-1/2)
+      const double want = i >= 12 ? 7.0 : i % 4 < 2 ? std::cos(angle) : std::sin(angle);
+      // One product, one table entry and one sum are rounded, all at most 1: 3 * 2^-24.
+      CHECK(std::abs(q[t * 20 + i] - want) <= 3 * 0x1p-24);
+    }
+  }
+  REQUIRE(cache.Commit(step, {}, {}).ok());
+}
+
+}  // namespace
+}  // namespace lariat

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "reference/cache_model.h"
+
+#include <algorithm>
+#include <sstream>
+
+namespace lariat::reference {
+
+std::string OptionsKey(const OpenOptions& options) {
+  std::ostringstream key;
+  key << options.salt.size() << ':' << options.salt << options.adapter.size() << ':'
+      << options.adapter;
+  for (const std::uint64_t extra : options.extra_keys) key << ',' << extra;
+  return key.str();
+}
+
+CacheModel::CacheModel(const ModelConfig& config) : config_(config) {
+  for (int block = 0; block < config.total_blocks; ++block) free_.insert(block);
+}
+
+std::int64_t CacheModel::BlocksFor(std::int64_t tokens) const {
+  return (tokens + config_.block_size - 1) / config_.block_size;
+}
+
+// --- Index and LRU --------------------------------------------------------------------------
+
+std::vector<int> CacheModel::Indexed(std::span<const TokenId> tokens,
+                                     const std::string& options) const {
+  std::vector<int> found;
+  for (std::size_t end = config_.block_size; end <= tokens.size(); end += config_.block_size) {
+    const auto entry = index_.find({options, {tokens.begin(), tokens.begin() + end}});
+    if (entry == index_.end()) break;
+    found.push_back(entry->second);
+  }
+  return found;
+}
+
+// At least one token of a prompt is always computed.
+PrefixMatch CacheModel::Match(std::span<const TokenId> prompt, const std::string& options) const {
+  PrefixMatch match;
+  if (prompt.empty() || !config_.reuse) return match;
+  for (const int block : Indexed(prompt.first(prompt.size() - 1), options)) {
+    ++match.blocks;
+    match.tokens += config_.block_size;
+    if (std::find(lru_.begin(), lru_.end(), block) != lru_.end()) ++match.idle_blocks;
+  }
+  return match;
+}
+
+bool CacheModel::HasIndexedChild(int block, const std::set<int>& gone) const {
+  const ModelBlock& parent = blocks_.at(block);
+  for (const auto& [key, child] : index_) {
+    if (child == block || gone.count(child) > 0 || key.first != parent.index_options) continue;
+    const std::vector<TokenId>& prefix = *parent.index_tokens;
+    if (key.second.size() > prefix.size() &&
+        std::equal(prefix.begin(), prefix.end(), key.second.begin())) {
+      return true;
+    }
+  }
+  return false;
+}
+
+std::vector<int> CacheModel::Victims(std::int64_t count) const {
+  std::vector<int> victims;
+  std::set<int> gone;
+  while (std::ssize(victims) < count) {
+    const auto leaf = std::find_if(lru_.begin(), lru_.end(), [&](int block) {
+      return gone.count(block) == 0 && !HasIndexedChild(block, gone);
+    });
+    if (leaf == lru_.end()) break;
+    victims.push_back(*leaf);
+    gone.insert(*leaf);
+  }
+  return victims;
+}
+
+// --- Life of a block ------------------------------------------------------------------------
+
+void CacheModel::Hold(int block) {
+  ++blocks_[block].refs;
+  lru_.remove(block);
+}
+
+void CacheModel::Drop(int block) {
+  --blocks_.at(block).refs;
+  MaybeReturn(block);
+}
+
+void CacheModel::Unpin(int block) {
+  --blocks_.at(block).pins;
+  MaybeReturn(block);
+}
+
+void CacheModel::MaybeReturn(int block) {
+  const ModelBlock& state = blocks_.at(block);
+  if (state.refs > 0 || state.pins > 0) return;
+  if (state.index_tokens) {
+    lru_.push_back(block);
+  } else {
+    blocks_.erase(block);
+    free_.insert(block);
+  }
+}
+
+void CacheModel::TrimTable(ModelSequence& sequence, std::int64_t tokens) {
+  while (std::ssize(sequence.table) > BlocksFor(tokens)) {  // deepest first
+    const int block = sequence.table.back();
+    sequence.table.pop_back();
+    Drop(block);
+  }
+}
+
+// Puts the full blocks with known ids into the index, or merges them with the ones there.
+void CacheModel::Publish(ModelSequence& sequence) {
+  if (!config_.reuse || !sequence.indexable) return;
+  const std::int64_t full =
+      std::min<std::int64_t>(sequence.settled, std::ssize(sequence.ids)) / config_.block_size;
+  for (std::int64_t i = 0; i < full; ++i) {
+    IndexKey key{sequence.options,
+                 {sequence.ids.begin(), sequence.ids.begin() + (i + 1) * config_.block_size}};
+    int& mine = sequence.table[i];
+    const auto [entry, added] = index_.try_emplace(key, mine);
+    if (added) {
+      blocks_.at(mine).index_options = key.first;
+      blocks_.at(mine).index_tokens = key.second;
+    } else if (entry->second != mine) {
+      Hold(entry->second);
+      const int copy = mine;
+      mine = entry->second;
+      peak_high_ = std::max<std::int64_t>(peak_high_, std::ssize(blocks_) - std::ssize(lru_));
+      Drop(copy);
+      ++merged_;
+    }
+  }
+}
+
+// --- Sequences ------------------------------------------------------------------------------
+
+void CacheModel::Open(SequenceId id, std::span<const TokenId> prompt, const std::string& options,
+                      std::int64_t max_length) {
+  ModelSequence sequence;
+  sequence.options = options;
+  sequence.prompt.assign(prompt.begin(), prompt.end());
+  sequence.ids = sequence.prompt;
+  sequence.max_length = max_length == 0 ? config_.max_tokens_per_sequence : max_length;
+  sequences_[id] = sequence;
+}
+
+bool CacheModel::InLiveStep(SequenceId id) const {
+  for (const ModelStep& step : steps_) {
+    for (const ModelEntry& entry : step.entries) {
+      if (entry.sequence == id) return true;
+    }
+  }
+  return false;
+}
+
+bool CacheModel::DraftsPending(SequenceId id) const {
+  for (const ModelStep& step : steps_) {
+    for (const ModelEntry& entry : step.entries) {
+      if (entry.sequence == id && entry.drafts > 0) return true;
+    }
+  }
+  return false;
+}
+
+std::int64_t CacheModel::Planned(const ModelSequence& sequence, SequenceId id) const {
+  std::int64_t length = sequence.base;
+  for (const ModelStep& step : steps_) {
+    for (const ModelEntry& entry : step.entries) {
+      if (entry.sequence != id || entry.left == 0) continue;
+      length = entry.start + std::min(entry.left, entry.count - entry.drafts);
+    }
+  }
+  return length;
+}
+
+std::int64_t CacheModel::Length(const ModelSequence& sequence, SequenceId id) const {
+  std::int64_t length = sequence.base;
+  for (const ModelStep& step : steps_) {
+    for (const ModelEntry& entry : step.entries) {
+      if (entry.sequence == id && entry.left > 0) length = entry.start + entry.left;
+    }
+  }
+  return length;
+}
+
+void CacheModel::Close(SequenceId id) {
+  ModelSequence& sequence = sequences_.at(id);
+  TrimTable(sequence, 0);
+  sequences_.erase(id);
+}
+
+void CacheModel::Truncate(SequenceId id, std::int64_t length) {
+  ModelSequence& sequence = sequences_.at(id);
+  if (length >= Length(sequence, id)) return;
+  for (ModelStep& step : steps_) {
+    for (ModelEntry& entry : step.entries) {
+      if (entry.sequence != id) continue;
+      entry.left = std::clamp<std::int64_t>(length - entry.start, 0, entry.left);
+    }
+  }
+  sequence.base = std::min(sequence.base, length);
+  sequence.settled = std::min(sequence.settled, length);
+  const std::int64_t known = std::max<std::int64_t>(length, std::ssize(sequence.prompt));
+  if (std::ssize(sequence.ids) > known) sequence.ids.resize(known);
+  if (std::ssize(sequence.truth) > sequence.settled) sequence.truth.resize(sequence.settled);
+  TrimTable(sequence, length);
+}
+
+void CacheModel::Fork(SequenceId parent, SequenceId child, std::int64_t length) {
+  ModelSequence copy = sequences_.at(parent);
+  for (const int block : copy.table) Hold(block);
+  sequences_[child] = copy;
+  if (length >= 0) Truncate(child, length);
+}
+
+void CacheModel::SetTokens(SequenceId id, std::span<const TokenId> tokens) {
+  ModelSequence& sequence = sequences_.at(id);
+  sequence.ids.insert(sequence.ids.end(), tokens.begin(), tokens.end());
+  Publish(sequence);
+  NotePeak();
+}
+
+void CacheModel::Clear() {
+  index_.clear();
+  for (auto& [id, block] : blocks_) block.index_tokens.reset();
+  for (const int block : lru_) {
+    blocks_.erase(block);
+    free_.insert(block);
+  }
+  lru_.clear();
+  for (auto& [id, sequence] : sequences_) {
+    if (!sequence.table.empty()) sequence.indexable = false;
+  }
+}
+
+}  // namespace lariat::reference

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lariat/kv_cache.h"
+
+namespace lariat::reference {
+
+// A model of KVCache's bookkeeping that is as naive as it can be: the index is a map from whole
+// token prefixes, the LRU a list, an undone plan a restored copy. Slow, and meant to be right at a
+// glance. It shares no code with the cache.
+//
+// A block has `refs` (open sequences whose table names it) and `pins` (live steps that were planned
+// with it, and steps that copy from it); it returns when both are zero: to the LRU's young end if
+// it is indexed, else to the free ones.
+//
+// Physical block ids are the cache's choice: the model plans with placeholders (negative ids), and
+// Bind() replaces them with what the cache took, after checking that those blocks were there to
+// take.
+struct ModelConfig {
+  std::int64_t block_size = 1;
+  std::int64_t total_blocks = 0;
+  int max_steps_in_flight = 1;
+  int max_sequences = 1;
+  std::int64_t max_tokens_per_sequence = 0;
+  std::int64_t max_tokens_per_step = 0;
+  bool reuse = true;
+};
+
+// The options a sequence's blocks are keyed by, as one string.
+std::string OptionsKey(const OpenOptions& options);
+
+struct ModelBlock {
+  int refs = 0;
+  int pins = 0;
+  std::uint64_t reserved_by = 0;                     // the uncommitted step that took it
+  std::optional<std::vector<TokenId>> index_tokens;  // where the index names it
+  std::string index_options;
+};
+
+struct ModelSequence {
+  std::string options;
+  std::vector<TokenId> prompt;
+  std::vector<TokenId> ids;    // known ones, from the start on; never shorter than the prompt
+  std::vector<TokenId> truth;  // what was really fed into the settled rows
+  std::int64_t max_length = 0;
+  std::int64_t settled = 0;
+  std::int64_t base = 0;  // settled, or the hit of a first plan that is live
+  bool planned = false;   // its first plan was made, and not taken back
+  bool indexable = true;  // false once its rows outlived a Clear
+  std::vector<int> table;
+};
+
+struct ModelCopy {
+  std::size_t index = 0;
+  int source = 0, copy = 0;
+};
+
+struct ModelEntry {
+  SequenceId sequence = SequenceId::kNone;
+  std::int64_t first_row = 0, start = 0, count = 0, drafts = 0, hit = 0;
+  std::int64_t left = 0;  // rows that Truncate did not drop
+  bool first_plan = false;
+  std::vector<int> named;  // the table as planned
+  std::optional<ModelCopy> copied;
+  std::int64_t need = 0;
+};
+
+struct ModelStep {
+  std::uint64_t number = 0;
+  std::vector<ModelEntry> entries;
+  std::vector<int> victims;
+  std::vector<int> fresh;  // placeholders, until bound
+};
+
+struct ModelPlan {
+  std::set<Code> codes;  // what Plan may answer
+  PlanFailure failure;   // where that is a lack of blocks
+};
+
+class CacheModel {
+ public:
+  explicit CacheModel(const ModelConfig& config);
+
+  PrefixMatch Match(std::span<const TokenId> prompt, const std::string& options) const;
+  void Open(SequenceId id, std::span<const TokenId> prompt, const std::string& options,
+            std::int64_t max_length);
+
+  // What Plan may answer. Where kOk is among it, PlanStep may follow.
+  ModelPlan CheckPlan(std::span<const StepItem> items, const StepShape& shape) const;
+  void PlanStep(std::span<const StepItem> items);
+  void DropPlan();
+  // Takes the plan; `table_of` tells the cache's table of a sequence. Returns what is wrong with
+  // the blocks that the cache took, or "".
+  template <class TableOf>
+  std::string Prepare(TableOf table_of) {
+    std::map<int, int> real;
+    for (const ModelEntry& entry : plan_->entries) {
+      const std::vector<int> got = table_of(entry.sequence);
+      if (got.size() != entry.named.size()) return "table of another length";
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        if (entry.named[i] < 0) {
+          real[entry.named[i]] = got[i];
+        } else if (entry.named[i] != got[i]) {
+          return "block " + std::to_string(got[i]) + " where " + std::to_string(entry.named[i]) +
+                 " is held";
+        }
+      }
+    }
+    return Bind(real);
+  }
+
+  // kept and given, by sequence; sequences that are not named keep all and give no ids.
+  struct Keep {
+    std::int64_t kept = 0;
+    std::vector<TokenId> truth;  // ids fed into the kept rows past the prompt
+    std::size_t given = 0;       // how many of them the cache is told
+  };
+  void Commit(std::size_t step, const std::map<SequenceId, Keep>& keeps);
+  void Discard(std::size_t step);
+  // Whether a later live step has rows of an open (or: of any) sequence of this one.
+  bool SharesLater(std::size_t step, bool open_only) const;
+
+  void Close(SequenceId id);
+  void Truncate(SequenceId id, std::int64_t length);
+  void Fork(SequenceId parent, SequenceId child, std::int64_t length);
+  void SetTokens(SequenceId id, std::span<const TokenId> tokens);
+  void Clear();
+
+  std::int64_t Planned(const ModelSequence& sequence, SequenceId id) const;  // certain rows
+  std::int64_t Length(const ModelSequence& sequence, SequenceId id) const;   // drafts too
+  bool InLiveStep(SequenceId id) const;
+  bool DraftsPending(SequenceId id) const;
+  // Rows of the entry past the prompt if `kept` of them stay.
+  std::int64_t KeptPastPrompt(const ModelEntry& entry, std::int64_t kept) const;
+
+  // What differs from the cache's figures, or "".
+  std::string CompareStats(const Stats& stats) const;
+
+  const ModelConfig& config() const { return config_; }
+  const std::map<SequenceId, ModelSequence>& sequences() const { return sequences_; }
+  const std::vector<ModelStep>& steps() const { return steps_; }
+  const std::optional<ModelStep>& plan() const { return plan_; }
+
+ private:
+  using IndexKey = std::pair<std::string, std::vector<TokenId>>;
+
+  std::vector<int> Indexed(std::span<const TokenId> tokens, const std::string& options) const;
+  bool HasIndexedChild(int block, const std::set<int>& gone) const;
+  std::vector<int> Victims(std::int64_t count) const;
+  void Hold(int block);
+  void Drop(int block);
+  void Unpin(int block);
+  void MaybeReturn(int block);
+  void TrimTable(ModelSequence& sequence, std::int64_t tokens);
+  void Publish(ModelSequence& sequence);
+  std::string Bind(const std::map<int, int>& real);
+  void EndEntryPins(const ModelEntry& entry);
+  std::int64_t BlocksFor(std::int64_t tokens) const;
+  void NotePeak();
+
+  ModelConfig config_;
+  std::map<SequenceId, ModelSequence> sequences_;  // open ones
+  std::map<int, ModelBlock> blocks_;               // all but free ones
+  std::set<int> free_;
+  std::int64_t free_taken_ = 0;  // of free_, by the plan that is not bound yet
+  std::list<int> lru_;           // oldest first
+  std::map<IndexKey, int> index_;
+  std::vector<ModelStep> steps_;  // live ones, in plan order
+  std::optional<ModelStep> plan_;
+  std::shared_ptr<const CacheModel> before_plan_;
+  std::uint64_t next_step_ = 1;
+  int next_placeholder_ = -1;
+
+  std::int64_t peak_low_ = 0, peak_high_ = 0;  // without and with plans that were dropped
+  std::int64_t evicted_ = 0, merged_ = 0, copied_ = 0, hit_tokens_ = 0, committed_ = 0;
+};
+
+}  // namespace lariat::reference

@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+// The life of a step in the model.
+#include <algorithm>
+#include <sstream>
+
+#include "reference/cache_model.h"
+
+namespace lariat::reference {
+
+namespace {
+
+bool PositionsOk(const StepItem& item, std::int64_t limit) {
+  if (item.positions.empty()) return true;
+  if (std::ssize(item.positions) != item.num_tokens) return false;
+  return std::all_of(item.positions.begin(), item.positions.end(),
+                     [&](std::int32_t p) { return p >= 0 && p < limit; });
+}
+
+}  // namespace
+
+ModelPlan CacheModel::CheckPlan(std::span<const StepItem> items, const StepShape& shape) const {
+  ModelPlan plan;
+  std::set<SequenceId> seen;
+  std::int64_t rows = 0;
+  bool invalid = items.empty();
+  if (std::ssize(steps_) >= config_.max_steps_in_flight) plan.codes.insert(Code::kNotReady);
+  for (const StepItem& item : items) {
+    const auto found = sequences_.find(item.sequence);
+    if (found == sequences_.end() || !seen.insert(item.sequence).second || item.num_tokens < 1 ||
+        item.num_drafts < 0 || item.num_drafts >= item.num_tokens ||
+        !PositionsOk(item, config_.max_tokens_per_sequence)) {
+      invalid = true;
+      continue;
+    }
+    const ModelSequence& sequence = found->second;
+    std::int64_t start = Planned(sequence, item.sequence), count = item.num_tokens;
+    if (!sequence.planned && !sequence.prompt.empty()) {
+      start = Match(sequence.prompt, sequence.options).tokens;
+      count = std::min(count, std::ssize(sequence.prompt) - start);
+    }
+    if (start + count > sequence.max_length) invalid = true;
+    if (DraftsPending(item.sequence)) plan.codes.insert(Code::kNotReady);
+    rows += count;
+  }
+  if (rows > config_.max_tokens_per_step) invalid = true;
+  if (shape.max_tokens != 0 &&
+      (shape.max_tokens < rows || shape.max_tokens > config_.max_tokens_per_step)) {
+    invalid = true;
+  }
+  if (shape.max_sequences != 0 &&
+      (shape.max_sequences < std::ssize(items) || shape.max_sequences > config_.max_sequences)) {
+    invalid = true;
+  }
+  if (invalid) plan.codes.insert(Code::kInvalidArgument);
+  if (!plan.codes.empty()) return plan;
+
+  // Try it on a copy.
+  CacheModel trial = *this;
+  trial.before_plan_.reset();
+  trial.PlanStep(items);
+  bool never = false, perhaps_never = false;
+  for (const ModelEntry& entry : trial.plan_->entries) {
+    plan.failure.needed += entry.need;
+    plan.failure.sequences.push_back({entry.sequence, entry.need});
+    perhaps_never |= std::ssize(entry.named) > config_.total_blocks;
+    never |= entry.need > config_.total_blocks;
+  }
+  std::set<int> claimed;  // idle blocks that the items' hits take
+  for (const ModelEntry& entry : trial.plan_->entries) {
+    for (const int block : entry.named) {
+      if (std::find(lru_.begin(), lru_.end(), block) != lru_.end()) claimed.insert(block);
+    }
+  }
+  plan.failure.available = std::ssize(free_) + std::ssize(lru_) - std::ssize(claimed);
+  if (plan.failure.needed <= plan.failure.available) {
+    plan.codes.insert(Code::kOk);
+    return plan;
+  }
+  if (never || perhaps_never) plan.codes.insert(Code::kNeverFits);
+  if (!never) plan.codes.insert(Code::kResourceExhausted);
+  return plan;
+}
+
+// All claims precede all allocations; free blocks are taken before victims.
+void CacheModel::PlanStep(std::span<const StepItem> items) {
+  before_plan_ = std::make_shared<const CacheModel>(*this);
+  ModelStep step;
+  step.number = next_step_++;
+  for (const StepItem& item : items) {
+    ModelSequence& sequence = sequences_.at(item.sequence);
+    ModelEntry entry;
+    entry.sequence = item.sequence;
+    entry.first_plan = !sequence.planned;
+    entry.drafts = item.num_drafts;
+    entry.count = item.num_tokens;
+    if (entry.first_plan && !sequence.prompt.empty()) {
+      entry.hit = Match(sequence.prompt, sequence.options).tokens;
+      const std::span<const TokenId> hit = std::span(sequence.prompt).first(entry.hit);
+      if (entry.hit > 0) sequence.table = Indexed(hit, sequence.options);
+      for (const int block : sequence.table) Hold(block);
+      sequence.base = entry.hit;
+      entry.count = std::min(entry.count, std::ssize(sequence.prompt) - entry.hit);
+    }
+    sequence.planned = true;
+    entry.start = Planned(sequence, item.sequence);
+    entry.left = entry.count;
+    step.entries.push_back(entry);
+  }
+  std::int64_t row = 0;
+  for (ModelEntry& entry : step.entries) {
+    ModelSequence& sequence = sequences_.at(entry.sequence);
+    entry.first_row = row;
+    row += entry.count;
+    const auto take = [&] {
+      const int block = next_placeholder_--;
+      blocks_[block].refs = 1;
+      blocks_[block].reserved_by = step.number;
+      step.fresh.push_back(block);
+      ++entry.need;
+      return block;
+    };
+    const std::size_t first = entry.start / config_.block_size;
+    if (entry.start % config_.block_size != 0) {
+      const int source = sequence.table[first];
+      if (blocks_.at(source).refs > 1 || blocks_.at(source).index_tokens) {
+        entry.copied = ModelCopy{first, source, take()};
+        sequence.table[first] = entry.copied->copy;
+        ++blocks_.at(source).pins;
+        --blocks_.at(source).refs;
+      }
+    }
+    while (std::ssize(sequence.table) < BlocksFor(entry.start + entry.count)) {
+      sequence.table.push_back(take());
+    }
+    entry.named = sequence.table;
+    for (const int block : entry.named) ++blocks_.at(block).pins;
+  }
+  free_taken_ = std::min(std::ssize(free_), std::ssize(step.fresh));
+  step.victims = Victims(std::ssize(step.fresh) - free_taken_);
+  for (const int block : step.victims) lru_.remove(block);
+  plan_ = step;
+  NotePeak();
+}
+
+void CacheModel::DropPlan() {
+  const std::int64_t peak = peak_high_;
+  const CacheModel before = *before_plan_;
+  *this = before;
+  peak_high_ = peak;
+}
+
+std::string CacheModel::Bind(const std::map<int, int>& real) {
+  ModelStep& step = *plan_;
+  std::set<int> taken;
+  for (const auto& [placeholder, block] : real) {
+    const bool victim =
+        std::find(step.victims.begin(), step.victims.end(), block) != step.victims.end();
+    if (!victim && free_.count(block) == 0) {
+      return "block " + std::to_string(block) + " was neither free nor next to be evicted";
+    }
+    if (!taken.insert(block).second) return "block " + std::to_string(block) + " taken twice";
+  }
+  for (const int block : step.victims) {
+    if (taken.count(block) == 0) return "victim " + std::to_string(block) + " was not used";
+    index_.erase({blocks_.at(block).index_options, *blocks_.at(block).index_tokens});
+    blocks_.erase(block);
+    ++evicted_;
+  }
+  const auto bind = [&](int& block) {
+    if (block < 0) block = real.at(block);
+  };
+  for (const auto& [placeholder, block] : real) {
+    free_.erase(block);
+    blocks_[block] = blocks_.at(placeholder);
+    blocks_.erase(placeholder);
+  }
+  for (ModelEntry& entry : step.entries) {
+    for (int& block : entry.named) bind(block);
+    for (int& block : sequences_.at(entry.sequence).table) bind(block);
+    if (entry.copied) {
+      bind(entry.copied->copy);
+      ++copied_;
+    }
+    hit_tokens_ += entry.hit;
+  }
+  free_taken_ = 0;
+  steps_.push_back(step);
+  plan_.reset();
+  before_plan_.reset();
+  NotePeak();
+  return "";
+}
+
+// The blocks return deepest first; the source of a copy stands beside its copy.
+void CacheModel::EndEntryPins(const ModelEntry& entry) {
+  for (std::size_t i = entry.named.size(); i-- > 0;) {
+    Unpin(entry.named[i]);
+    if (entry.copied && entry.copied->index == i) Unpin(entry.copied->source);
+  }
+}
+
+std::int64_t CacheModel::KeptPastPrompt(const ModelEntry& entry, std::int64_t kept) const {
+  const ModelSequence& sequence = sequences_.at(entry.sequence);
+  const std::int64_t end = entry.start + std::min(kept, entry.left);
+  const std::int64_t from = std::max<std::int64_t>(entry.start, std::ssize(sequence.prompt));
+  return std::max<std::int64_t>(end - from, 0);
+}
+
+void CacheModel::Commit(std::size_t index, const std::map<SequenceId, Keep>& keeps) {
+  const ModelStep step = steps_[index];
+  steps_.erase(steps_.begin() + static_cast<std::ptrdiff_t>(index));
+  for (const ModelEntry& entry : step.entries) {
+    const auto open = sequences_.find(entry.sequence);
+    if (open != sequences_.end()) {
+      ModelSequence& sequence = open->second;
+      const auto keep = keeps.find(entry.sequence);
+      const std::int64_t rows =
+          keep == keeps.end() ? entry.left : std::min(keep->second.kept, entry.left);
+      if (rows > 0) sequence.base = entry.start + rows;
+      sequence.settled = sequence.base;
+      committed_ += rows;
+      for (std::int64_t n = std::ssize(sequence.truth); n < sequence.settled; ++n) {
+        if (n < std::ssize(sequence.prompt)) {
+          sequence.truth.push_back(sequence.prompt[n]);
+        } else if (keep != keeps.end()) {
+          const std::int64_t from =
+              std::max<std::int64_t>(entry.start, std::ssize(sequence.prompt));
+          sequence.truth.push_back(keep->second.truth.at(n - from));
+        }
+      }
+      if (keep != keeps.end()) {
+        sequence.ids.insert(sequence.ids.end(), keep->second.truth.begin(),
+                            keep->second.truth.begin() + keep->second.given);
+      }
+      for (const int block : sequence.table) {
+        if (blocks_.at(block).reserved_by == step.number) blocks_.at(block).reserved_by = 0;
+      }
+      EndEntryPins(entry);
+      TrimTable(sequence, Length(sequence, entry.sequence));
+      Publish(sequence);
+    } else {
+      EndEntryPins(entry);
+    }
+  }
+  NotePeak();
+}
+
+void CacheModel::Discard(std::size_t index) {
+  const ModelStep step = steps_[index];
+  steps_.erase(steps_.begin() + static_cast<std::ptrdiff_t>(index));
+  for (const ModelEntry& entry : step.entries) {
+    const auto open = sequences_.find(entry.sequence);
+    if (open == sequences_.end()) {
+      EndEntryPins(entry);
+      continue;
+    }
+    ModelSequence& sequence = open->second;
+    if (entry.copied && entry.copied->index < sequence.table.size() &&
+        sequence.table[entry.copied->index] == entry.copied->copy) {
+      ++blocks_.at(entry.copied->source).refs;
+      sequence.table[entry.copied->index] = entry.copied->source;
+      Drop(entry.copied->copy);
+    }
+    if (entry.first_plan) {
+      sequence.planned = false;
+      sequence.base = 0;
+      sequence.indexable = true;
+    }
+    EndEntryPins(entry);
+    TrimTable(sequence, Length(sequence, entry.sequence));
+  }
+}
+
+bool CacheModel::SharesLater(std::size_t step, bool open_only) const {
+  for (std::size_t later = step + 1; later < steps_.size(); ++later) {
+    for (const ModelEntry& mine : steps_[step].entries) {
+      for (const ModelEntry& other : steps_[later].entries) {
+        if (mine.sequence != other.sequence) continue;
+        if (!open_only || sequences_.count(mine.sequence) > 0) return true;
+      }
+    }
+  }
+  return false;
+}
+
+void CacheModel::NotePeak() {
+  std::int64_t used = std::ssize(blocks_) - std::ssize(lru_);
+  if (plan_) used -= std::ssize(plan_->victims);  // counted by the placeholders
+  peak_high_ = std::max(peak_high_, used);
+  if (!plan_) peak_low_ = std::max(peak_low_, used);
+}
+
+std::string CacheModel::CompareStats(const Stats& stats) const {
+  std::ostringstream wrong;
+  const auto equal = [&](const char* name, std::int64_t got, std::int64_t want) {
+    if (got != want) wrong << name << ' ' << got << ", should be " << want << "; ";
+  };
+  std::int64_t used = std::ssize(blocks_) - std::ssize(lru_);
+  if (plan_) used -= std::ssize(plan_->victims);
+  std::int64_t reserved = 0;
+  bool orphans = false;  // blocks that only live steps hold: reserved or held, as the cache likes
+  for (const auto& [id, block] : blocks_) {
+    if (block.refs > 0 && block.reserved_by != 0) ++reserved;
+    if (block.refs == 0 && block.pins > 0) orphans = true;
+  }
+  equal("total_blocks", stats.total_blocks, config_.total_blocks);
+  equal("sum of states",
+        stats.free_blocks + stats.idle_blocks + stats.held_blocks + stats.reserved_blocks +
+            stats.in_transit_blocks,
+        config_.total_blocks);
+  equal("free_blocks", stats.free_blocks, std::ssize(free_) - free_taken_);
+  equal("idle_blocks", stats.idle_blocks, std::ssize(lru_));
+  equal("held + reserved", stats.held_blocks + stats.reserved_blocks, used);
+  if (!orphans) equal("reserved_blocks", stats.reserved_blocks, reserved);
+  equal("in_transit_blocks", stats.in_transit_blocks, 0);
+  equal("indexed_blocks", stats.indexed_blocks, std::ssize(index_));
+  equal("evicted_blocks", stats.evicted_blocks, evicted_);
+  equal("merged_blocks", stats.merged_blocks, merged_);
+  if (!plan_) {
+    equal("copied_blocks", stats.copied_blocks, copied_);
+    equal("hit_tokens", stats.hit_tokens, hit_tokens_);
+    equal("live_steps", stats.live_steps, std::ssize(steps_));
+  }
+  equal("tokens_committed", stats.tokens_committed, committed_);
+  equal("sequences", stats.sequences, std::ssize(sequences_));
+  if (stats.peak_used_blocks < peak_low_ || stats.peak_used_blocks > peak_high_) {
+    wrong << "peak_used_blocks " << stats.peak_used_blocks << ", should be in [" << peak_low_
+          << ", " << peak_high_ << "]; ";
+  }
+  return wrong.str();
+}
+
+}  // namespace lariat::reference

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "support/row_world.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "support/catch.h"
+
+namespace lariat::testing {
+
+namespace {
+
+std::uint64_t Mix(std::uint64_t a, std::uint64_t b) {
+  std::uint64_t x = a * 0x9E3779B97F4A7C15ULL + b + 0x2545F4914F6CDD1DULL;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBULL;
+  return x ^ (x >> 31);
+}
+
+double Decode(DType dtype, const void* from) {
+  if (dtype == DType::kFP32) {
+    float value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+  }
+  std::uint16_t bits;
+  std::memcpy(&bits, from, sizeof bits);
+  if (dtype == DType::kBF16) {
+    const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;
+    float value;
+    std::memcpy(&value, &wide, sizeof value);
+    return value;
+  }
+  const int exponent = (bits >> 10) & 31, fraction = bits & 1023;
+  const double size = exponent == 31  ? std::numeric_limits<double>::quiet_NaN()
+                      : exponent == 0 ? std::ldexp(fraction, -24)
+                                      : std::ldexp(1024 + fraction, exponent - 25);
+  return (bits & 0x8000) != 0 ? -size : size;
+}
+
+}  // namespace
+
+CacheConfig RowWorld::Config(const WorldOptions& options) {
+  CacheConfig config;
+  const LayerSpec layer{.kv_heads = options.kv_heads,
+                        .k_dim = options.k_dim,
+                        .v_dim = options.v_dim,
+                        .rope = options.rope ? 0 : -1};
+  config.layers.assign(static_cast<std::size_t>(options.layers), layer);
+  if (options.rope) {
+    RopeSpec& rope = config.ropes.emplace_back();
+    rope.style = options.style;
+    rope.rotary_dim = options.rotary_dim;
+    rope.theta = 100.0;
+  }
+  config.dtype = options.dtype;
+  config.memory.num_blocks = options.blocks;
+  config.block_size = static_cast<int>(options.block_size);
+  config.layout = options.layout;
+  config.max_steps_in_flight = options.steps_in_flight;
+  config.max_sequences = options.max_sequences;
+  config.max_tokens_per_sequence = options.max_tokens_per_sequence;
+  config.max_tokens_per_step = options.max_tokens_per_step;
+  return config;
+}
+
+RowWorld::RowWorld(const WorldOptions& options, const Device& device, Enqueue enqueue)
+    : options_(options), enqueue_(std::move(enqueue)) {
+  auto made = KVCache::Create(Config(options), device);
+  if (!made.ok()) FAIL(made.status().ToString());
+  cache_ = std::make_unique<KVCache>(*std::move(made));
+}
+
+void RowWorld::Wrong(const std::string& what) {
+  if (errors_.size() < 2000) errors_ += what + "\n";
+}
+
+// --- Rows -----------------------------------------------------------------------------------
+
+void RowWorld::Feed(WorldSequence& sequence, TokenId token, std::int32_t position) {
+  std::uint64_t before = sequence.rows.empty() ? 0 : sequence.rows.back().hash;
+  if (sequence.rows.empty()) {
+    for (const char c : sequence.salt) before = Mix(before, static_cast<unsigned char>(c));
+  }
+  sequence.tokens.push_back(token);
+  sequence.rows.push_back({Mix(before, static_cast<std::uint32_t>(token)), position});
+}
+
+// Multiples of 1/128 in [-1, 1): exact in every type.
+double RowWorld::Element(const WorldRow& row, int layer, int head, bool key, int i) {
+  const std::uint64_t place = static_cast<std::uint64_t>(layer) << 32 |
+                              static_cast<std::uint64_t>(head) << 16 |
+                              static_cast<std::uint64_t>(i) << 1 | (key ? 1U : 0U);
+  return static_cast<double>(Mix(row.hash, place) % 256) / 128.0 - 1.0;
+}
+
+// The row as stored: V as it came, K rotated in double.
+void RowWorld::Value(std::vector<double>& out, const WorldRow& row, int layer, int head,
+                     bool key) const {
+  out.resize(static_cast<std::size_t>(key ? options_.k_dim : options_.v_dim));
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    out[i] = Element(row, layer, head, key, static_cast<int>(i));
+  }
+  if (!key || !options_.rope) return;
+  const std::size_t half = static_cast<std::size_t>(options_.rotary_dim) / 2;
+  for (std::size_t i = 0; i < half; ++i) {
+    const double angle =
+        row.position * std::pow(100.0, -static_cast<double>(i) / static_cast<double>(half));
+    const bool pairs = options_.style == RopeStyle::kInterleaved;
+    double& x = out[pairs ? 2 * i : i];
+    double& y = out[pairs ? 2 * i + 1 : i + half];
+    const double turned = x * std::cos(angle) - y * std::sin(angle);
+    y = x * std::sin(angle) + y * std::cos(angle);
+    x = turned;
+  }
+}
+
+// Rotated keys: inputs are at most 1; a table entry, two products and a sum of at most 2 are each
+// rounded once in fp32: below 6 * 2^-24 < 4 * 2^-23. Then one rounding to a stored type of 8 or 11
+// bits of a value below 2: at most 2^-8, 2^-11. All else is exact.
+std::string RowWorld::Compare(const void* got, const WorldRow& row, int layer, int head,
+                              bool key) const {
+  double tolerance = 0;
+  if (key && options_.rope) {
+    tolerance = 4 * 0x1p-23;
+    if (options_.dtype == DType::kBF16) tolerance += 0x1p-8;
+    if (options_.dtype == DType::kFP16) tolerance += 0x1p-11;
+  }
+  std::vector<double> want;
+  Value(want, row, layer, head, key);
+  const char* at = static_cast<const char*>(got);
+  for (const double value : want) {
+    const double stored = Decode(options_.dtype, at);
+    at += SizeOf(options_.dtype);
+    if (!(std::abs(stored - value) <= tolerance)) {
+      return std::string(key ? "K" : "V") + " is " + std::to_string(stored) + ", should be " +
+             std::to_string(value);
+    }
+  }
+  return "";
+}
+
+void RowWorld::Read(const Expected& expected) {
+  ++readers_run_;
+  const StepView view = cache_->View();
+  const auto same = [&](const char* array, std::int64_t i, std::int64_t got, std::int64_t want) {
+    if (got != want) {
+      Wrong(std::string(array) + "[" + std::to_string(i) + "] is " + std::to_string(got) +
+            ", should be " + std::to_string(want));
+    }
+  };
+  const std::int64_t block = options_.block_size;
+  for (std::int64_t b = 0; b < expected.padded_sequences; ++b) {
+    const bool real = b < std::ssize(expected.entries);
+    const Expected::Entry entry = real ? expected.entries[b] : Expected::Entry{};
+    const std::int64_t length = entry.start + entry.count;
+    same("cu_seqlens", b, view.cu_seqlens[b], real ? entry.first_row : expected.tokens);
+    same("seqused_k", b, view.seqused_k[b], length);
+    for (std::int64_t j = 0; j < view.block_table_stride; ++j) {
+      same("block_table", b * view.block_table_stride + j,
+           view.block_table[b * view.block_table_stride + j],
+           j * block < length ? entry.table.at(j) : 0);
+    }
+    for (std::int64_t i = 0; i < entry.count; ++i) {
+      const std::int64_t n = entry.start + i;
+      same("slots", entry.first_row + i, view.slots[entry.first_row + i],
+           entry.table[n / block] * block + n % block);
+      same("positions", entry.first_row + i, view.positions[entry.first_row + i],
+           entry.rows[n].position);
+    }
+  }
+  same("cu_seqlens", expected.padded_sequences, view.cu_seqlens[expected.padded_sequences],
+       expected.tokens);
+  for (std::int64_t t = expected.tokens; t < expected.padded_tokens; ++t) {
+    same("padding slots", t, view.slots[t], -1);
+    same("padding positions", t, view.positions[t], 0);
+  }
+  for (int layer = 0; layer < options_.layers; ++layer) {
+    const LayerView planes = *cache_->Layer(layer);
+    const std::int64_t size = static_cast<std::int64_t>(SizeOf(planes.dtype));
+    for (const Expected::Entry& entry : expected.entries) {
+      for (std::int64_t n = 0; n < std::ssize(entry.rows); ++n) {
+        for (int head = 0; head < options_.kv_heads; ++head) {
+          const std::int64_t k = entry.table[n / block] * planes.k_block_stride +
+                                 n % block * planes.k_row_stride + head * planes.k_head_stride;
+          const std::int64_t v = entry.table[n / block] * planes.v_block_stride +
+                                 n % block * planes.v_row_stride + head * planes.v_head_stride;
+          const std::string wrong =
+              Compare(static_cast<char*>(planes.k) + k * size, entry.rows[n], layer, head, true) +
+              Compare(static_cast<char*>(planes.v) + v * size, entry.rows[n], layer, head, false);
+          if (!wrong.empty()) {
+            Wrong("a reader's token " + std::to_string(n) + " in block " +
+                  std::to_string(entry.table[n / block]) + ": " + wrong);
+          }
+        }
+      }
+    }
+  }
+}
+
+void RowWorld::CheckRows() {
+  const std::size_t size = SizeOf(options_.dtype);
+  const std::size_t k_row = static_cast<std::size_t>(options_.kv_heads * options_.k_dim) * size;
+  const std::size_t v_row = static_cast<std::size_t>(options_.kv_heads * options_.v_dim) * size;
+  for (const auto& [id, sequence] : sequences_) {
+    const auto extent = cache_->GetExtent(id);
+    if (!extent.ok() || extent->settled != sequence.settled) {
+      Wrong("settled is " + std::to_string(extent.ok() ? extent->settled : -1) + ", should be " +
+            std::to_string(sequence.settled));
+      continue;
+    }
+    const std::size_t count = static_cast<std::size_t>(sequence.settled);
+    if (count == 0) continue;
+    std::vector<char> k(count * k_row, 0x7f), v(count * v_row, 0x7f);
+    for (int layer = 0; layer < options_.layers; ++layer) {
+      const Status read = cache_->ReadRows(id, layer, 0, sequence.settled, k.data(), v.data());
+      if (!read.ok()) {
+        Wrong("ReadRows: " + read.ToString());
+        continue;
+      }
+      for (std::size_t n = 0; n < count; ++n) {
+        for (int head = 0; head < options_.kv_heads; ++head) {
+          const std::string wrong =
+              Compare(&k[n * k_row + static_cast<std::size_t>(head * options_.k_dim) * size],
+                      sequence.rows[n], layer, head, true) +
+              Compare(&v[n * v_row + static_cast<std::size_t>(head * options_.v_dim) * size],
+                      sequence.rows[n], layer, head, false);
+          if (!wrong.empty()) Wrong("ReadRows' token " + std::to_string(n) + ": " + wrong);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace lariat::testing

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lariat/kv_cache.h"
+
+namespace lariat::testing {
+
+// A naive K/V store beside a real cache: every row's K and V are a function of the tokens up to it,
+// so whoever has the same prefix must read the same bytes, and whoever has not, other ones.
+//
+// After each step's appends it leaves a reader on the stream, as an attention kernel would stand
+// there: when the reader runs, late perhaps, it compares the step's arrays and every row of the
+// batch, through the block table, with the naive store as it was when the step was planned.
+struct WorldOptions {
+  DType dtype = DType::kFP32;
+  std::int64_t block_size = 4;
+  std::int64_t blocks = 24;
+  int layers = 2, kv_heads = 2, k_dim = 4, v_dim = 6;
+  bool rope = true;
+  RopeStyle style = RopeStyle::kHalf;
+  int rotary_dim = 4;
+  int steps_in_flight = 2;
+  int max_sequences = 6;
+  std::int64_t max_tokens_per_sequence = 48;
+  std::int64_t max_tokens_per_step = 64;
+  Layout layout = Layout::kBlockMajor;
+};
+
+struct WorldRow {
+  std::uint64_t hash = 0;  // of the salt and the tokens up to and with this one
+  std::int32_t position = 0;
+};
+
+struct WorldSequence {
+  std::string salt;
+  std::vector<TokenId> prompt;
+  std::vector<TokenId> tokens;  // planned rows
+  std::vector<WorldRow> rows;   // of `tokens`
+  std::int64_t settled = 0;
+  std::int64_t base = 0;  // settled, or the hit of a first step that is live
+};
+
+struct WorldItem {
+  SequenceId sequence = SequenceId::kNone;
+  std::int64_t num_tokens = 1;
+  std::int64_t num_drafts = 0;
+  std::vector<TokenId> tokens = {};  // fed past the prompt; missing ones are made up
+  std::vector<std::int32_t> positions = {};
+};
+
+struct WorldStep {
+  Step step;
+  std::vector<StepRows> rows;
+  std::map<SequenceId, std::int64_t> drafts;
+  std::map<SequenceId, std::int64_t> left;  // rows that no Truncate dropped
+};
+
+class RowWorld {
+ public:
+  // enqueue: puts work behind what is on the stream; runs it at once where the device is eager.
+  using Enqueue = std::function<void(Stream, std::function<void()>)>;
+  static CacheConfig Config(const WorldOptions& options);
+  // Fails the test if the cache cannot be made.
+  RowWorld(const WorldOptions& options, const Device& device, Enqueue enqueue);
+
+  KVCache& cache() { return *cache_; }
+  std::map<SequenceId, WorldSequence>& sequences() { return sequences_; }
+  std::deque<WorldStep>& live() { return live_; }
+  // What readers and checks found wrong, "" if nothing.
+  const std::string& errors() const { return errors_; }
+  std::int64_t readers_run() const { return readers_run_; }
+
+  Result<SequenceId> Open(const std::vector<TokenId>& prompt, const std::string& salt = "");
+  // Plan, Prepare, all Appends and the reader.
+  Status Run(const std::vector<WorldItem>& items, Stream stream, const StepShape& shape = {});
+  // The three parts of it.
+  Status Plan(const std::vector<WorldItem>& items, const StepShape& shape, Step& step);
+  Status Prepare(Step step, const std::vector<WorldItem>& items, Stream stream);
+  Status AppendAll(Stream stream);
+
+  // kept: of each named sequence; the others keep all. given: how many ids are told, at most.
+  Status Commit(Stream stream, const std::map<SequenceId, std::int64_t>& kept = {},
+                std::int64_t given = 1 << 20);
+  Status DiscardLast(Stream stream);
+  Status Close(SequenceId id);
+  Status Truncate(SequenceId id, std::int64_t length);
+  Result<SequenceId> Fork(SequenceId id, std::int64_t length = -1);
+  // Tells the cache the ids it was not told.
+  Status TellAll(SequenceId id);
+  // Compares all settled rows of all sequences by ReadRows.
+  void CheckRows();
+
+ private:
+  // A step's batch as the naive store has it when the step is prepared.
+  struct Expected {
+    struct Entry {
+      std::int64_t first_row = 0, start = 0, count = 0;
+      std::vector<WorldRow> rows;  // [start + count]
+      std::vector<std::int32_t> table;
+    };
+    std::vector<Entry> entries;
+    std::int64_t tokens = 0, padded_tokens = 0;
+    int padded_sequences = 0;
+  };
+
+  static double Element(const WorldRow& row, int layer, int head, bool key, int i);
+  void Feed(WorldSequence& sequence, TokenId token, std::int32_t position);
+  void Value(std::vector<double>& out, const WorldRow& row, int layer, int head, bool key) const;
+  std::string Compare(const void* got, const WorldRow& row, int layer, int head, bool key) const;
+  void Read(const Expected& expected);
+  void Wrong(const std::string& what);
+
+  WorldOptions options_;
+  Enqueue enqueue_;
+  std::unique_ptr<KVCache> cache_;
+  std::map<SequenceId, WorldSequence> sequences_;
+  std::deque<WorldStep> live_;
+  std::deque<std::vector<float>> inputs_;  // must outlive the stream's work
+  std::string errors_;
+  std::int64_t readers_run_ = 0;
+  TokenId made_up_ = -1;
+};
+
+}  // namespace lariat::testing
