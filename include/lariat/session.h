@@ -34,9 +34,8 @@ struct ExecutorItem {
   // The last certain row's output is the sequence's next token. False in a prompt's middle: then
   // nothing that is put out for this item is read.
   bool samples = false;
-  std::span<const TokenId> tokens;  // [count], what the rows take in
-  std::span<const TokenId>
-      cached;  // [start] on a sequence's first step, where start > 0; else empty
+  std::span<const TokenId> tokens = {};  // [count], what the rows take in
+  std::span<const TokenId> cached = {};  // [start] on a first step behind a prefix hit; else empty
 };
 
 // A prepared step: append each layer's rows with cache.Append(step, ...) on `stream`.
@@ -44,17 +43,17 @@ struct ExecutorStep {
   KVCache& cache;
   const Step& step;
   Stream stream;
-  std::span<const ExecutorItem> items;
+  std::span<const ExecutorItem> items = {};
   double now_s = 0;  // the session's clock as the step begins
 };
 
 // What a step gave, by item. Set to the defaults below before each Run.
 struct ExecutorOutput {
-  std::span<TokenId> next;           // 0; the token after the last row that is kept
-  std::span<std::int64_t> accepted;  // 0; drafts that are kept, 0..drafts
-  std::span<std::uint8_t> stop;      // 0; not 0: the sequence ends with `next` (end of text)
+  std::span<TokenId> next = {};           // 0; the token after the last row that is kept
+  std::span<std::int64_t> accepted = {};  // 0; drafts that are kept, 0..drafts
+  std::span<std::uint8_t> stop = {};      // 0; not 0: the sequence ends with `next` (end of text)
   // Empty; rows to try behind `next` in a later step. Must live until the next Run.
-  std::span<std::span<const TokenId>> drafts;
+  std::span<std::span<const TokenId>> drafts = {};
   double seconds = 0;  // how far the session's clock moves, >= 0
 };
 
@@ -69,19 +68,19 @@ class Executor {
 // --- What a server asks for -------------------------------------------------------------------
 
 struct Request {
-  std::vector<TokenId> prompt;  // at least one token
+  std::vector<TokenId> prompt = {};  // at least one token
   // Instead of `prompt`, for a prompt that is made when it is needed: its length, and what writes
   // it. Called each time the request is opened; must always leave the same prompt_length tokens.
   std::int64_t prompt_length = 0;
-  std::function<void(std::vector<TokenId>& prompt)> write_prompt;
+  std::function<void(std::vector<TokenId>& prompt)> write_prompt = {};
 
   std::int64_t max_new_tokens = 0;  // >= 1; all are produced unless the executor says stop
   double arrival_s = -1;            // on the session's clock, <= now(); negative: now()
   std::uint64_t tag = 0;            // the caller's own; handed back
   // See OpenOptions.
-  std::string salt;
-  std::string adapter;
-  std::vector<std::uint64_t> extra_keys;
+  std::string salt = {};
+  std::string adapter = {};
+  std::vector<std::uint64_t> extra_keys = {};
 };
 
 enum class Outcome : std::uint8_t {
@@ -189,7 +188,7 @@ class Session {
   // Runs one step. False: nothing waits or runs.
   // Errors: kNotReady never; any other code is the cache's, the executor's or the observer's, and
   //   the session can then only be destroyed.
-  Result<bool> Step();
+  Result<bool> RunStep();
 
   bool idle() const;  // nothing waits or runs
   std::int64_t waiting() const;

@@ -384,7 +384,7 @@ Status Session::Cancel(RequestId id) {
   return Status::Ok();
 }
 
-Result<bool> Session::Step() {
+Result<bool> Session::RunStep() {
   if (impl_->failed) {
     return InvalidArgument("the session ended with an error before and can only be destroyed");
   }

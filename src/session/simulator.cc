@@ -150,7 +150,7 @@ Status Replay(const Trace& trace, const SimulatorConfig& config, Session& sessio
       session.AdvanceTo(arrival(sent));
       continue;
     }
-    const Result<bool> ran = session.Step();
+    const Result<bool> ran = session.RunStep();
     if (!ran.ok()) return ran.status();
     if (config.progress) config.progress(std::ssize(recorder.results()), total);
   }

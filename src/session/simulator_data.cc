@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "session/simulator_data.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "session/session_state.h"
+
+namespace lariat::session {
+namespace {
+
+// Layers that may be on their way to the device at once.
+constexpr std::size_t kStages = 4;
+// Rows of one layer that are compared at once.
+constexpr std::int64_t kCheckRows = 512;
+
+}  // namespace
+
+SimulatedData::SimulatedData(KVCache& cache, const Trace& trace, const Options& options)
+    : cache_(cache),
+      trace_(trace),
+      dtype_(cache.config().dtype),
+      chain_start_(kChainStart + options.seed),
+      uploads_(cache.device().kind() == BackendKind::kCuda),
+      fault_(options.fault, options.fault_step),
+      running_(static_cast<std::size_t>(trace.size())) {}
+
+Result<std::unique_ptr<SimulatedData>> SimulatedData::Create(KVCache& cache, const Trace& trace,
+                                                             const Options& options) {
+  std::unique_ptr<SimulatedData> data(new SimulatedData(cache, trace, options));
+  const auto num_layers = static_cast<int>(cache.config().layers.size());
+  for (int layer = 0; layer < num_layers; ++layer) {
+    const Result<LayerView> view = cache.Layer(layer);
+    if (!view.ok()) return view.status();
+    data->layers_.push_back({.heads = view->kv_heads,
+                             .k_dim = view->k_dim,
+                             .v_dim = view->v_dim,
+                             .rope = cache.config().layers[static_cast<std::size_t>(layer)].rope});
+  }
+  Status made = data->MakeRopes();
+  if (made.ok()) made = data->MakeStages();
+  if (!made.ok()) return made;
+  return data;
+}
+
+Status SimulatedData::MakeRopes() {
+  for (const RopeSpec& spec : cache_.config().ropes) {
+    Result<RopeRows> rows = RopeRows::Make(spec, cache_.config().max_tokens_per_sequence);
+    if (!rows.ok()) return rows.status();
+    ropes_.push_back(*std::move(rows));
+  }
+  ropes_.emplace_back();
+  return Status::Ok();
+}
+
+std::size_t SimulatedData::KeyBytes(const LayerShape& shape) const {
+  return static_cast<std::size_t>(shape.heads) * static_cast<std::size_t>(shape.k_dim) *
+         SizeOf(dtype_);
+}
+
+std::size_t SimulatedData::ValueBytes(const LayerShape& shape) const {
+  return static_cast<std::size_t>(shape.heads) * static_cast<std::size_t>(shape.v_dim) *
+         SizeOf(dtype_);
+}
+
+Status SimulatedData::MakeStages() {
+  std::size_t k_row = 0;
+  std::size_t v_row = 0;
+  for (const LayerShape& shape : layers_) {
+    k_row = std::max(k_row, KeyBytes(shape));
+    v_row = std::max(v_row, ValueBytes(shape));
+  }
+  const auto rows = static_cast<std::size_t>(cache_.config().max_tokens_per_step);
+  stages_.resize(uploads_ ? kStages : 1);
+  const auto allocate = [this](MemoryKind kind, std::size_t bytes, DeviceBuffer& buffer) {
+    Result<DeviceBuffer> made = cache_.device().Allocate(kind, bytes);
+    if (!made.ok()) return made.status();
+    buffer = *std::move(made);
+    return Status::Ok();
+  };
+  for (Stage& stage : stages_) {
+    Status made = allocate(MemoryKind::kPinnedHost, rows * k_row, stage.k_host);
+    if (made.ok()) made = allocate(MemoryKind::kPinnedHost, rows * v_row, stage.v_host);
+    if (made.ok() && uploads_) made = allocate(MemoryKind::kDevice, rows * k_row, stage.k_device);
+    if (made.ok() && uploads_) made = allocate(MemoryKind::kDevice, rows * v_row, stage.v_device);
+    if (!made.ok()) return made;
+  }
+  return Status::Ok();
+}
+
+// The chain of each row of the step.
+void SimulatedData::MakeChains(const ExecutorStep& step) {
+  chains_.resize(static_cast<std::size_t>(step.step.num_tokens()));
+  for (const ExecutorItem& item : step.items) {
+    std::uint64_t& chain = running_[item.tag];
+    const bool first_step = item.start == 0 || !item.cached.empty();
+    if (first_step) chain = chain_start_;
+    for (const TokenId token : item.cached) chain = ChainNext(chain, token);
+    chain = ChainTokens(chain, item.tokens,
+                        std::span(chains_).subspan(static_cast<std::size_t>(item.first_row)));
+  }
+}
+
+Status SimulatedData::AppendStep(const ExecutorStep& step) {
+  const Status begun = fault_.BeginStep(step);
+  if (!begun.ok()) return begun;
+  MakeChains(step);
+  for (int layer = 0; layer < static_cast<int>(layers_.size()); ++layer) {
+    const Status appended = AppendLayer(step, layer);
+    if (!appended.ok()) return appended;
+  }
+  const Timed timed(device_s_);
+  return cache_.device().Synchronize(step.stream);
+}
+
+Status SimulatedData::AppendLayer(const ExecutorStep& step, int layer) {
+  Device& device = cache_.device();
+  const std::size_t turn = static_cast<std::size_t>(layer) % stages_.size();
+  Stage& stage = stages_[turn];
+  if (uploads_ && turn == 0 && layer > 0) {  // the ring's buffers are still being read
+    const Timed timed(device_s_);
+    const Status passed = device.Synchronize(step.stream);
+    if (!passed.ok()) return passed;
+  }
+  const LayerShape& shape = layers_[static_cast<std::size_t>(layer)];
+  const std::int64_t k_width = std::int64_t{shape.heads} * shape.k_dim;
+  const std::int64_t v_width = std::int64_t{shape.heads} * shape.v_dim;
+  FillSyntheticRows(chains_, layer, KvPart::kKey, k_width, dtype_, stage.k_host.data());
+  FillSyntheticRows(chains_, layer, KvPart::kValue, v_width, dtype_, stage.v_host.data());
+  fault_.Corrupt(layer, static_cast<int>(layers_.size()),
+                 static_cast<std::byte*>(stage.v_host.data()), ValueBytes(shape));
+
+  const Timed timed(device_s_);
+  AppendInputs inputs{.dtype = dtype_, .k = stage.k_host.data(), .v = stage.v_host.data()};
+  if (uploads_) {
+    Status copied = device.CopyToDevice(stage.k_device.data(), stage.k_host.data(),
+                                        chains_.size() * KeyBytes(shape), step.stream);
+    if (copied.ok()) {
+      copied = device.CopyToDevice(stage.v_device.data(), stage.v_host.data(),
+                                   chains_.size() * ValueBytes(shape), step.stream);
+    }
+    if (!copied.ok()) return copied;
+    inputs.k = stage.k_device.data();
+    inputs.v = stage.v_device.data();
+  }
+  return cache_.Append(step.step, layer, inputs, step.stream);
+}
+
+CheckResult SimulatedData::check_result() const {
+  CheckResult result = check_;
+  result.fault_fired = fault_.fired();
+  return result;
+}
+
+// The chains of a request's first `count` tokens, from the trace.
+void SimulatedData::MakeSequenceChains(std::int64_t index, std::int64_t count) {
+  trace_.PromptTokens(index, tokens_);
+  const std::int64_t prompt = std::ssize(tokens_);
+  for (std::int64_t i = prompt; i < count; ++i) {
+    tokens_.push_back(trace_.OutputToken(index, i - prompt));
+  }
+  expected_chains_.resize(static_cast<std::size_t>(count));
+  ChainTokens(chain_start_, std::span(tokens_).first(static_cast<std::size_t>(count)),
+              expected_chains_);
+}
+
+// How many of the rows in stored_k_ and stored_v_ are not what they must be.
+std::int64_t SimulatedData::CompareRows(const LayerShape& shape, int layer, std::int64_t first,
+                                        std::int64_t count) {
+  const std::span<const std::uint64_t> chains =
+      std::span(expected_chains_)
+          .subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
+  RopeRows& rope = shape.rope < 0 ? ropes_.back() : ropes_[static_cast<std::size_t>(shape.rope)];
+  rope.Reserve(first + count);
+  FillExpectedRows(chains, layer, KvPart::kKey, rope, first, shape.heads, shape.k_dim, dtype_,
+                   expected_k_.data());
+  FillExpectedRows(chains, layer, KvPart::kValue, rope, first, shape.heads, shape.v_dim, dtype_,
+                   expected_v_.data());
+  const auto differ = [](const std::vector<std::uint32_t>& a, const std::vector<std::uint32_t>& b,
+                         std::size_t begin, std::size_t bytes) {
+    return std::memcmp(reinterpret_cast<const std::byte*>(a.data()) + begin,
+                       reinterpret_cast<const std::byte*>(b.data()) + begin, bytes) != 0;
+  };
+  const std::size_t k_bytes = KeyBytes(shape);
+  const std::size_t v_bytes = ValueBytes(shape);
+  std::int64_t wrong = 0;
+  for (std::size_t row = 0; row < chains.size(); ++row) {
+    wrong += differ(stored_k_, expected_k_, row * k_bytes, k_bytes) ||
+             differ(stored_v_, expected_v_, row * v_bytes, v_bytes);
+  }
+  return wrong;
+}
+
+Status SimulatedData::CheckSequence(std::int64_t index, SequenceId sequence, std::int64_t settled,
+                                    bool finished) {
+  MakeSequenceChains(index, settled);
+  std::int64_t mismatches = 0;
+  for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
+    const LayerShape& shape = layers_[layer];
+    const std::size_t k_words = (KeyBytes(shape) * kCheckRows + 3) / 4;
+    const std::size_t v_words = (ValueBytes(shape) * kCheckRows + 3) / 4;
+    stored_k_.resize(k_words);
+    expected_k_.resize(k_words);
+    stored_v_.resize(v_words);
+    expected_v_.resize(v_words);
+    for (std::int64_t first = 0; first < settled; first += kCheckRows) {
+      const std::int64_t count = std::min(kCheckRows, settled - first);
+      const Status read = cache_.ReadRows(sequence, static_cast<int>(layer), first, count,
+                                          stored_k_.data(), stored_v_.data());
+      if (!read.ok()) return read;
+      mismatches += CompareRows(shape, static_cast<int>(layer), first, count);
+    }
+  }
+  check_.mismatches += mismatches;
+  check_.sequences += finished ? 1 : 0;
+  fault_.Checked(sequence, mismatches > 0);
+  return Status::Ok();
+}
+
+}  // namespace lariat::session

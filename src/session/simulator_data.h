@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "lariat/kv_cache.h"
+#include "lariat/session.h"
+#include "lariat/simulator.h"
+#include "lariat/status.h"
+#include "lariat/trace.h"
+#include "session/simulator_fault.h"
+#include "session/synthetic_kv.h"
+
+namespace lariat::session {
+
+// The keys and values of a simulated model, where the backend has memory: makes them from the token
+// ids, appends them, and compares what is stored with what the trace says must be stored.
+// Threads: one.
+class SimulatedData {
+ public:
+  struct Options {
+    std::uint64_t seed = 0;
+    InjectedFault fault = InjectedFault::kNone;
+    std::int64_t fault_step = 1;
+  };
+  // Errors: kResourceExhausted (staging memory), kDeviceError, kInvalidArgument (a rope).
+  static Result<std::unique_ptr<SimulatedData>> Create(KVCache& cache, const Trace& trace,
+                                                       const Options& options);
+
+  // Every layer's rows of a step; returns when they are stored.
+  Status AppendStep(const ExecutorStep& step);
+
+  // Compares rows [0, settled) of every layer, bit for bit. The token ids are those of the trace's
+  // request `index`, never those that the cache was given.
+  Status CheckSequence(std::int64_t index, SequenceId sequence, std::int64_t settled,
+                       bool finished);
+
+  CheckResult check_result() const;
+  double device_s() const { return device_s_; }  // wall seconds of uploads and appends
+
+ private:
+  // One layer's rows on their way to the device. On the CPU, host and device are one.
+  struct Stage {
+    DeviceBuffer k_host, v_host, k_device, v_device;
+  };
+  struct LayerShape {
+    int heads = 0;
+    int k_dim = 0;
+    int v_dim = 0;
+    int rope = -1;
+  };
+
+  SimulatedData(KVCache& cache, const Trace& trace, const Options& options);
+  Status MakeStages();
+  Status MakeRopes();
+  void MakeChains(const ExecutorStep& step);
+  Status AppendLayer(const ExecutorStep& step, int layer);
+  void MakeSequenceChains(std::int64_t index, std::int64_t count);
+  std::int64_t CompareRows(const LayerShape& shape, int layer, std::int64_t first,
+                           std::int64_t count);
+  std::size_t KeyBytes(const LayerShape& shape) const;
+  std::size_t ValueBytes(const LayerShape& shape) const;
+
+  // --- constant after Create ---
+  KVCache& cache_;
+  const Trace& trace_;
+  const DType dtype_;
+  const std::uint64_t chain_start_;
+  bool uploads_ = false;  // host and device memory are two
+  std::vector<LayerShape> layers_;
+
+  FaultInjector fault_;
+  std::vector<Stage> stages_;           // a ring
+  std::vector<RopeRows> ropes_;         // of the cache's config; one more for layers without
+  std::vector<std::uint64_t> running_;  // by request: the chain of what it has in the cache
+  std::vector<std::uint64_t> chains_;   // by row of the step
+  double device_s_ = 0;
+
+  // --- the check ---
+  CheckResult check_;
+  std::vector<TokenId> tokens_;
+  std::vector<std::uint64_t> expected_chains_;
+  std::vector<std::uint32_t> stored_k_, stored_v_, expected_k_, expected_v_;  // raw, aligned
+};
+
+}  // namespace lariat::session

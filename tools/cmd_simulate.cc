@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// `lariat simulate`: replays a trace and reports.
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "commands.h"
+#include "simulate_options.h"
+#include "simulate_report.h"
+
+namespace lariat::tools {
+namespace {
+
+// A bar on stderr, drawn ten times a second at most, and only where a person watches.
+class ProgressBar {
+ public:
+  ProgressBar() : shown_(isatty(STDERR_FILENO) != 0) {}
+  ProgressBar(const ProgressBar&) = delete;
+  ProgressBar& operator=(const ProgressBar&) = delete;
+  ~ProgressBar() {
+    if (drawn_) std::fprintf(stderr, "\r\033[K");
+  }
+
+  bool shown() const { return shown_; }
+
+  void Draw(std::int64_t ended, std::int64_t total) {
+    // The clock is asked now and then only: steps are short.
+    if (++calls_ % 64 != 0) return;
+    const auto now = std::chrono::steady_clock::now();
+    if (drawn_ && now - last_ < std::chrono::milliseconds(100)) return;
+    last_ = now;
+    drawn_ = true;
+    constexpr std::int64_t kWidth = 40;
+    const std::int64_t filled = kWidth * ended / total;
+    const std::string bar(static_cast<std::size_t>(filled), '=');
+    std::fprintf(stderr, "\r[%-40s] %3lld %% of %lld requests", bar.c_str(),
+                 static_cast<long long>(100 * ended / total), static_cast<long long>(total));
+  }
+
+ private:
+  const bool shown_;
+  bool drawn_ = false;
+  std::uint64_t calls_ = 0;
+  std::chrono::steady_clock::time_point last_;
+};
+
+int Fail(const Status& status) {
+  spdlog::error("{}", status.message());
+  return kExitBadUsage;
+}
+
+void WarnOfBadLines(const Trace& trace) {
+  constexpr std::size_t kShown = 5;
+  for (std::size_t i = 0; i < trace.errors().size() && i < kShown; ++i) {
+    spdlog::warn("{}", trace.ErrorText(trace.errors()[i]));
+  }
+  if (trace.bad_lines() > 0) {
+    spdlog::warn("{} bad lines of {} were left out", trace.bad_lines(), trace.name());
+  }
+}
+
+Status WriteResults(const SimulateOptions& options, const SimulateInputs& inputs,
+                    const SimulationResult& result) {
+  if (!options.requests_out.empty()) {
+    Status written = WriteText(options.requests_out, RequestsCsv(inputs.trace, result));
+    if (!written.ok()) return written;
+  }
+  if (!options.json.empty()) {
+    Status written = WriteText(options.json, SimulationJson(inputs.trace, inputs.config, result));
+    if (!written.ok()) return written;
+  }
+  if (options.json == "-") return Status::Ok();
+  return WriteText("-", SimulationText(inputs.trace, inputs.config, result));
+}
+
+int RunSimulate(const SimulateOptions& options) {
+  Result<SimulateInputs> inputs = LoadSimulateInputs(options);
+  if (!inputs.ok()) return Fail(inputs.status());
+  WarnOfBadLines(inputs->trace);
+  const Result<SimulationResult> result = [&] {
+    ProgressBar bar;
+    if (bar.shown()) {
+      inputs->config.progress = [&bar](std::int64_t ended, std::int64_t total) {
+        bar.Draw(ended, total);
+      };
+    }
+    return Simulate(inputs->trace, inputs->config);
+  }();
+  if (!result.ok()) return Fail(result.status());
+  const Status written = WriteResults(options, *inputs, *result);
+  if (!written.ok()) return Fail(written);
+  if (!result->check) return kExitOk;
+  if (inputs->config.fault != InjectedFault::kNone && !result->check->fault_fired) {
+    spdlog::error("--inject-fault {} --at {}: no step from there on had a row to break",
+                  options.fault, options.fault_step);
+    return kExitBadUsage;
+  }
+  return result->check->mismatches == 0 ? kExitOk : kExitCheckFailed;
+}
+
+}  // namespace
+
+void AddSimulate(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<SimulateOptions>();
+  CLI::App* command = app.add_subcommand(
+      "simulate", "Replays a request trace, or a made-up load, through the cache");
+  DefineSimulateOptions(*command, *options);
+  command->callback([options, &exit_code] { exit_code = RunSimulate(*options); });
+}
+
+}  // namespace lariat::tools

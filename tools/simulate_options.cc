@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "simulate_options.h"
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+#include <initializer_list>
+#include <string_view>
+#include <utility>
+
+#include "commands.h"
+#include "lariat/cost_model.h"
+#include "lariat/model.h"
+
+namespace lariat::tools {
+namespace {
+
+constexpr std::int64_t kMaxCount = std::int64_t{1} << 40;  // more than any trace or pool has
+
+std::string NotBuilt(const std::string& what) { return what + ": not built in this version"; }
+
+// A value out of a list, of which the last ones are known and not built.
+CLI::Validator Choice(std::initializer_list<std::string_view> built,
+                      std::initializer_list<std::string_view> not_built = {}) {
+  const std::vector<std::string> allowed(built.begin(), built.end());
+  const std::vector<std::string> known(not_built.begin(), not_built.end());
+  const std::string list = CLI::detail::join(allowed, "|");
+  return {[allowed, known, list](std::string& value) -> std::string {
+            if (std::find(allowed.begin(), allowed.end(), value) != allowed.end()) return {};
+            if (std::find(known.begin(), known.end(), value) != known.end()) {
+              return NotBuilt(value) + "; allowed: " + list;
+            }
+            return value + "; allowed: " + list;
+          },
+          list};
+}
+
+// Flags of later versions: known, so that they are not taken for a misspelling.
+void DefineNotBuilt(CLI::App& command, SimulateOptions& options) {
+  for (const char* name : {"--host-memory", "--gpus", "--weights-dtype", "--report"}) {
+    command.add_option(name, options.not_built)
+        ->group("")
+        ->check(CLI::Validator([](std::string&) { return NotBuilt("this flag"); }, ""));
+  }
+}
+
+void DefineInputs(CLI::App& command, SimulateOptions& o) {
+  const std::string group = "What is replayed";
+  auto* trace = command.add_option("--trace", o.trace, "A trace file")->group(group);
+  auto* workload =
+      command
+          .add_option("--workload", o.workload,
+                      "A made-up load instead, as in in=1024,out=256,n=1000,prefix=512")
+          ->group(group)
+          ->excludes(trace);
+  command.add_option("--format", o.format, "Of the trace")
+      ->check(Choice({"auto", "mooncake", "azure", "tokens"}, {"burstgpt", "bailian"}))
+      ->group(group)
+      ->excludes(workload)
+      ->capture_default_str();
+  command.add_option("--limit", o.limit, "Stop after this many good lines")
+      ->check(CLI::Range(std::int64_t{1}, kMaxCount))
+      ->group(group)
+      ->excludes(workload);
+  command.add_option("--rate", o.rate, "Arrivals this many times as fast")
+      ->check(CLI::PositiveNumber)
+      ->group(group)
+      ->excludes(workload)
+      ->capture_default_str();
+  command.add_flag("--strict", o.strict, "A bad line ends the command instead of being left out")
+      ->group(group)
+      ->excludes(workload);
+  auto* concurrency =
+      command
+          .add_option("--concurrency", o.concurrency,
+                      "So many requests at any time, instead of arrivals by the trace's clock")
+          ->check(CLI::Range(std::int64_t{1}, kMaxCount))
+          ->group(group);
+  command.add_flag("--sequential", o.sequential, "Each request ends before the next begins")
+      ->group(group)
+      ->excludes(concurrency);
+}
+
+void DefineCache(CLI::App& command, SimulateOptions& o) {
+  const std::string group = "The cache";
+  command.add_option("--model", o.model, "Whose keys and values")
+      ->group(group)
+      ->capture_default_str();
+  command.add_option("--dtype", o.dtype, "Of the cache (default: the model's; bf16 for fp32)")
+      ->check(Choice({"fp32", "fp16", "bf16"}, {"fp8_e4m3", "fp8", "auto"}))
+      ->group(group);
+  command.add_option("--device", o.device, "Whose time is simulated: a name or a device file")
+      ->group(group)
+      ->capture_default_str();
+  command.add_option("--backend", o.backend, "Where the cache runs: auto|cpu|cuda|null")
+      ->group(group)
+      ->capture_default_str();
+  command.add_option("--block-size", o.block_size, "Tokens of a block")
+      ->check(CLI::Range(1, 1 << 24))
+      ->group(group)
+      ->capture_default_str();
+  auto* memory = command.add_option("--memory", o.memory, "Of the pool, as in 8GiB or 80GB")
+                     ->group(group)
+                     ->capture_default_str();
+  auto* blocks = command.add_option("--blocks", o.blocks, "Blocks of the pool, instead")
+                     ->check(CLI::Range(std::int64_t{1}, kMaxCount))
+                     ->group(group)
+                     ->excludes(memory);
+  command.add_flag("--unlimited", o.unlimited, "A pool that never ends; null backend only")
+      ->group(group)
+      ->excludes(memory)
+      ->excludes(blocks);
+  command.add_option("--reuse", o.reuse, "What a prefix hit is made of")
+      ->check(Choice({"block"}, {"token"}))
+      ->group(group)
+      ->capture_default_str();
+  command.add_option("--policy", o.policy, "Which cached block goes first")
+      ->check(Choice({"lru"}))
+      ->group(group)
+      ->capture_default_str();
+}
+
+void DefineSession(CLI::App& command, SimulateOptions& o) {
+  const std::string group = "The session";
+  command.add_option("--max-batch", o.max_batch, "Sequences that run at once")
+      ->check(CLI::Range(1, 1 << 16))
+      ->group(group)
+      ->capture_default_str();
+  command.add_option("--prefill-chunk", o.prefill_chunk, "Token budget of a step")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))
+      ->group(group)
+      ->capture_default_str();
+  command
+      .add_option("--max-length", o.max_length,
+                  "Prompt and output of a request, beyond which it is refused: N|model|none")
+      ->group(group)
+      ->capture_default_str();
+  command.add_option("--preempt", o.preempt, "What becomes of a request without room")
+      ->check(Choice({"recompute"}, {"swap", "auto"}))
+      ->group(group)
+      ->capture_default_str();
+}
+
+void DefineResults(CLI::App& command, SimulateOptions& o) {
+  const std::string group = "Data, checks and results";
+  command.add_option("--seed", o.seed, "Of made-up prompts, keys and values")
+      ->group(group)
+      ->capture_default_str();
+  auto* check = command.add_flag("--check", o.check, "Compare every stored row of every sequence")
+                    ->group(group);
+  auto* fault =
+      command.add_option("--inject-fault", o.fault, "Break one write, to see --check fail")
+          ->check(Choice({"stale", "shift", "bit"}))
+          ->group(group)
+          ->needs(check);
+  command.add_option("--at", o.fault_step, "From this step on, counted from 1")
+      ->check(CLI::Range(std::int64_t{1}, kMaxCount))
+      ->group(group)
+      ->needs(fault)
+      ->capture_default_str();
+  command
+      .add_option("--json", o.json, "Write the results as JSON; - is stdout, and then nothing else")
+      ->group(group);
+  command.add_option("--requests-out", o.requests_out, "Write one line per request as CSV")
+      ->group(group);
+}
+
+Result<std::int64_t> ParseMaxLength(const std::string& text, const ModelConfig& model) {
+  if (text == "none") return std::int64_t{0};
+  if (text == "model") return model.max_position_embeddings;
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < 1) {
+    return InvalidArgument("--max-length = " + text + "; allowed: a number >= 1, model, none");
+  }
+  return value;
+}
+
+Result<MemoryConfig> ParseMemory(const SimulateOptions& options, BackendKind backend) {
+  MemoryConfig memory;
+  if (options.unlimited) {
+    if (backend != BackendKind::kNull) {
+      return InvalidArgument("--unlimited needs --backend null: other backends have real memory");
+    }
+    memory.unlimited = true;
+  } else if (options.blocks > 0) {
+    memory.num_blocks = options.blocks;
+  } else {
+    if (options.memory == "auto") return Unsupported(NotBuilt("--memory auto"));
+    const Result<std::int64_t> bytes = ParseSize(options.memory);
+    if (!bytes.ok()) {
+      return InvalidArgument("--memory = " + bytes.status().message());
+    }
+    memory.bytes = *bytes;
+  }
+  return memory;
+}
+
+DType ChooseDType(const std::string& name, DType of_model) {
+  for (const DType dtype : {DType::kFP32, DType::kFP16, DType::kBF16}) {
+    if (name == DTypeName(dtype)) return dtype;
+  }
+  return of_model == DType::kFP32 ? DType::kBF16 : of_model;
+}
+
+Result<Trace> LoadTrace(const SimulateOptions& options) {
+  if (!options.workload.empty()) return MakeWorkload(options.workload, options.seed);
+  if (options.trace.empty()) return InvalidArgument("one of --trace and --workload is required");
+  const Result<TraceFormat> format = ParseTraceFormat(options.format);
+  if (!format.ok()) return format.status();
+  return ReadTrace(
+      options.trace,
+      {.format = *format, .limit = options.limit, .rate = options.rate, .strict = options.strict});
+}
+
+InjectedFault ParseFault(const std::string& name) {
+  if (name == "stale") return InjectedFault::kStale;
+  if (name == "shift") return InjectedFault::kShift;
+  if (name == "bit") return InjectedFault::kBit;
+  return InjectedFault::kNone;
+}
+
+}  // namespace
+
+void DefineSimulateOptions(CLI::App& command, SimulateOptions& options) {
+  DefineInputs(command, options);
+  DefineCache(command, options);
+  DefineSession(command, options);
+  DefineResults(command, options);
+  DefineNotBuilt(command, options);
+}
+
+Result<SimulateInputs> LoadSimulateInputs(const SimulateOptions& options) {
+  const Result<BackendKind> backend = ChooseBackend(options.backend);
+  if (!backend.ok()) return backend.status();
+  if (options.check && *backend == BackendKind::kNull) {
+    return InvalidArgument("--check needs a backend with memory, cpu or cuda: null stores nothing");
+  }
+  Result<ModelConfig> model = ModelPreset(options.model);
+  if (!model.ok()) {
+    return Status(model.status().code(), NotBuilt("--model: " + model.status().message()));
+  }
+  Result<DeviceSpec> device = LoadDevice(options.device);
+  if (!device.ok()) return Status(device.status().code(), "--device: " + device.status().message());
+  const Result<std::int64_t> max_length = ParseMaxLength(options.max_length, *model);
+  if (!max_length.ok()) return max_length.status();
+  const Result<MemoryConfig> memory = ParseMemory(options, *backend);
+  if (!memory.ok()) return memory.status();
+  Result<Trace> trace = LoadTrace(options);
+  if (!trace.ok()) return trace.status();
+
+  SimulateInputs inputs;
+  inputs.trace = *std::move(trace);
+  SimulatorConfig& config = inputs.config;
+  config.dtype = ChooseDType(options.dtype, model->dtype);
+  config.model = *std::move(model);
+  config.device = *std::move(device);
+  config.backend = *backend;
+  config.memory = *memory;
+  config.block_size = options.block_size;
+  config.max_batch = options.max_batch;
+  config.prefill_chunk = options.prefill_chunk;
+  config.max_length = *max_length;
+  config.concurrency = options.sequential ? 1 : options.concurrency;
+  config.seed = options.seed;
+  config.check = options.check;
+  config.fault = ParseFault(options.fault);
+  config.fault_step = options.fault_step;
+  return inputs;
+}
+
+}  // namespace lariat::tools
