@@ -10,3 +10,4 @@ lariat_test(cache_random_test SOURCES cache_random_test.cc support/random_calls.
             reference/cache_model.cc reference/cache_model_steps.cc)
 lariat_test(cache_steps_test SOURCES cache_steps_test.cc support/row_world.cc support/row_world_calls.cc)
 lariat_test(cache_cases_test SOURCES cache_cases_test.cc)
+lariat_test(cost_model_test SOURCES cost_model_test.cc SESSION)
