@@ -213,8 +213,7 @@ Status BlockManager::CheckRoom(const PlannedStep& step, PlanFailure* failure) co
   std::size_t too_big = step.rows.size();
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
     needed += BlocksNeeded(step, i);
-    // Its whole table, and a source that is held while it is copied.
-    const std::int64_t alone = step.items[i].first_new_block + BlocksNeeded(step, i);
+    const std::int64_t alone = BlocksFor(step.rows[i].start + step.rows[i].count);
     if (alone > pool_.total() && too_big == step.rows.size()) too_big = i;
   }
   const std::int64_t available = pool_.count(BlockState::kFree) + pool_.count(BlockState::kIdle);
