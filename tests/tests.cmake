@@ -11,3 +11,4 @@ lariat_test(cache_random_test SOURCES cache_random_test.cc support/random_calls.
 lariat_test(cache_steps_test SOURCES cache_steps_test.cc support/row_world.cc support/row_world_calls.cc)
 lariat_test(cache_cases_test SOURCES cache_cases_test.cc)
 lariat_test(cost_model_test SOURCES cost_model_test.cc SESSION)
+lariat_test(synthetic_kv_test SOURCES synthetic_kv_test.cc SESSION)
