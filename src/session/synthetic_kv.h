@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -97,10 +98,45 @@ void FillExpectedRows(std::span<const std::uint64_t> chains, int layer, KvPart p
                       const RopeRows& rope, std::int64_t first, int heads, int head_dim,
                       DType dtype, void* out);
 
-// --- roundings, to nearest even; NaN becomes the canonical quiet NaN ---
-std::uint16_t ToBF16(float value);
-std::uint16_t ToFP16(float value);
-float FromBF16(std::uint16_t bits);
-float FromFP16(std::uint16_t bits);
+// --- roundings, to nearest even; NaN becomes the canonical quiet NaN. Without branches, so that
+// loops over them vectorise.
+
+inline std::uint16_t ToBF16(float value) {
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
+  // Half of the last kept place, less one where that place is even: ties go to even.
+  const std::uint32_t rounded = (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16;
+  const bool nan = (bits & 0x7fffffffU) > 0x7f800000U;
+  return static_cast<std::uint16_t>(nan ? 0x7fffU : rounded);
+}
+
+inline float FromBF16(std::uint16_t bits) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+}
+
+inline std::uint16_t ToFP16(float value) {
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t sign = (bits >> 16) & 0x8000U;
+  const std::uint32_t magnitude = bits & 0x7fffffffU;
+  // Below 2^-14 the places of fp16 are those of 0.5 in fp32: the addition rounds to them.
+  const float moved = std::bit_cast<float>(magnitude) + 0.5F;
+  const std::uint32_t small = std::bit_cast<std::uint32_t>(moved) - 0x3f000000U;
+  const std::uint32_t rebiased = magnitude - (112U << 23);
+  const std::uint32_t normal = (rebiased + 0xfffU + ((rebiased >> 13) & 1U)) >> 13;
+  std::uint32_t result = magnitude < 0x38800000U ? small : normal;
+  result = magnitude >= 0x477ff000U ? 0x7c00U : result;  // 65520 and up round to infinity
+  result |= sign;
+  return static_cast<std::uint16_t>(magnitude > 0x7f800000U ? 0x7fffU : result);
+}
+
+inline float FromFP16(std::uint16_t bits) {
+  const std::uint32_t sign = (static_cast<std::uint32_t>(bits) & 0x8000U) << 16;
+  const std::uint32_t magnitude = bits & 0x7fffU;
+  // As an fp32 of the smallest exponents, 2^112 times too small; the product is exact, and brings
+  // subnormals to their value.
+  const float scaled = std::bit_cast<float>(magnitude << 13) * 0x1p112F;
+  const std::uint32_t special = 0x7f800000U | (magnitude << 13);  // infinity, NaN
+  return std::bit_cast<float>(
+      sign | (magnitude >= 0x7c00U ? special : std::bit_cast<std::uint32_t>(scaled)));
+}
 
 }  // namespace lariat::session
