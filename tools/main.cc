@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <exception>
+#include <iostream>
 
 #include "commands.h"
 
@@ -16,7 +17,7 @@ int Run(int argc, char** argv) {
 
   CLI::App app{"The embeddable KV cache for LLM inference: simulator and benchmarks", "lariat"};
   app.set_version_flag("--version", LARIAT_VERSION);
-  app.require_subcommand(1);
+  app.require_subcommand(0, 1);  // none: the help says more than an error
   app.footer(
       "Exit codes: 0 ok, 1 a check failed, 2 bad usage or input. LARIAT_BACKEND takes the place "
       "of\n"
@@ -32,6 +33,10 @@ int Run(int argc, char** argv) {
     return app.exit(success);
   } catch (const CLI::ParseError& error) {
     app.exit(error);
+    return lariat::tools::kExitBadUsage;
+  }
+  if (app.get_subcommands().empty()) {
+    std::cerr << app.help();
     return lariat::tools::kExitBadUsage;
   }
   return exit_code;

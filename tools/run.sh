@@ -19,7 +19,7 @@ given() {
 tools/setup.sh
 {
   cmake --preset release
-  cmake --build --preset release --target lariat
+  cmake --build --preset release --target lariat_tool
 } >&2
 
 arguments=()

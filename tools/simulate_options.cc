@@ -36,10 +36,12 @@ CLI::Validator Choice(std::initializer_list<std::string_view> built,
 
 // Flags of later versions: known, so that they are not taken for a misspelling.
 void DefineNotBuilt(CLI::App& command, SimulateOptions& options) {
-  for (const char* name : {"--host-memory", "--gpus", "--weights-dtype", "--report"}) {
-    command.add_option(name, options.not_built)
-        ->group("")
-        ->check(CLI::Validator([](std::string&) { return NotBuilt("this flag"); }, ""));
+  for (const std::string name : {"--host-memory", "--gpus", "--weights-dtype", "--report"}) {
+    command
+        .add_option_function<std::string>(
+            name, [name, &options](const std::string&) { options.not_built = name; })
+        ->expected(0, 1)
+        ->group("");
   }
 }
 
@@ -230,6 +232,7 @@ void DefineSimulateOptions(CLI::App& command, SimulateOptions& options) {
 }
 
 Result<SimulateInputs> LoadSimulateInputs(const SimulateOptions& options) {
+  if (!options.not_built.empty()) return Unsupported(NotBuilt(options.not_built));
   const Result<BackendKind> backend = ChooseBackend(options.backend);
   if (!backend.ok()) return backend.status();
   if (options.check && *backend == BackendKind::kNull) {
@@ -237,7 +240,8 @@ Result<SimulateInputs> LoadSimulateInputs(const SimulateOptions& options) {
   }
   Result<ModelConfig> model = ModelPreset(options.model);
   if (!model.ok()) {
-    return Status(model.status().code(), NotBuilt("--model: " + model.status().message()));
+    return Status(model.status().code(),
+                  "--model: not built in this version: " + model.status().message());
   }
   Result<DeviceSpec> device = LoadDevice(options.device);
   if (!device.ok()) return Status(device.status().code(), "--device: " + device.status().message());

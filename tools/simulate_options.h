@@ -55,8 +55,7 @@ struct SimulateOptions {
   std::string json;          // empty: none; "-": stdout
   std::string requests_out;  // empty: none
 
-  // Flags that have a name and are not built.
-  std::string not_built;  // takes the values; never read
+  std::string not_built;  // a flag of a later version that was given
 };
 
 void DefineSimulateOptions(CLI::App& command, SimulateOptions& options);

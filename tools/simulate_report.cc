@@ -146,9 +146,11 @@ std::string SimulationText(const Trace& trace, const SimulatorConfig& config,
   fmt::format_to(out, "trace       {}: {} requests, {} prompt and {} output tokens, {} bad lines\n",
                  trace.name(), Count(trace.size()), Count(trace.input_tokens()),
                  Count(trace.output_tokens()), Count(trace.bad_lines()));
-  fmt::format_to(out, "ran on      backend {} ({}), as model {} on device {}\n",
-                 BackendName(result.backend), result.backend_name, config.model.name,
-                 config.device.name);
+  fmt::format_to(out, "ran on      backend {}", BackendName(result.backend));
+  if (result.backend_name != BackendName(result.backend)) {
+    fmt::format_to(out, " ({})", result.backend_name);
+  }
+  fmt::format_to(out, ", as model {} on device {}\n", config.model.name, config.device.name);
   fmt::format_to(out, "served      {} finished, {} refused", Count(s.finished), Count(refused));
   if (refused > 0) {
     fmt::format_to(out, " (max_length {}, never_fits {})", Count(s.refused_max_length),

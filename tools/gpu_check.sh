@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# On a machine with a GPU: builds, runs every test on it and then the benchmarks. No test may skip
+# for want of a device.
+#   --tests      tests only
+#   --bench      benchmarks only
+#   --sanitize   compute-sanitizer's four tools over the tests of operations and of the cache only
+# The benchmarks' document is written to build/release/bench.json.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+tests=1 bench=1 sanitize=0
+case ${1:-} in
+  "") ;;
+  --tests) bench=0 ;;
+  --bench) tests=0 ;;
+  --sanitize) tests=0 bench=0 sanitize=1 ;;
+  *)
+    sed -n '3,8s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+    exit 2
+    ;;
+esac
+
+tools/setup.sh
+begin=$SECONDS
+cmake --preset release -DLARIAT_CUDA=ON
+cmake --build --preset release
+echo "gpu_check: built in $((SECONDS - begin)) s"
+result=0
+
+if ((tests)); then
+  # One at a time: tests past 4 GiB would otherwise meet on the device.
+  ctest --preset release -j 4 --no-tests=error --output-junit "$PWD/build/release/tests.xml" ||
+    result=1
+  python3 tools/count_tests.py --allowed tests/skips.txt gpu=build/release/tests.xml || result=1
+fi
+
+if ((bench)); then
+  LARIAT_BACKEND=cuda build/release/tools/lariat bench append rope-update \
+    --json build/release/bench.json || result=1
+fi
+
+if ((sanitize)); then
+  sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
+  # [large]: past 2^32 bytes, hours under a sanitizer. LARIAT_QUICK: fewer random rounds.
+  export LARIAT_QUICK=1
+  for program in build/release/tests/{*ops*,append*,rope_update*,cache*,graph*}_test; do
+    [[ -x $program ]] || continue
+    for tool in memcheck racecheck initcheck synccheck; do
+      begin=$SECONDS
+      if "$sanitizer" --tool "$tool" --error-exitcode 9 "$program" '~[large]' \
+        >"build/release/$tool.log" 2>&1; then
+        verdict=clean
+      else
+        verdict=FAILED
+        result=1
+        tail -n 40 "build/release/$tool.log"
+      fi
+      echo "gpu_check: $tool $(basename "$program"): $verdict in $((SECONDS - begin)) s"
+    done
+  done
+fi
+exit "$result"
