@@ -13,7 +13,7 @@ namespace lariat::session {
 // dropped.
 class LineReader {
  public:
-  static constexpr std::size_t kChunk = std::size_t{1} << 20;
+  static constexpr std::size_t kChunk = std::size_t{1} << 18;
   // Room for a prompt of kMaxRequestTokens ids of 10 digits.
   static constexpr std::size_t kMaxLine = std::size_t{256} << 20;
 
