@@ -301,7 +301,8 @@ TEST_CASE("a trace that would need more token ids than there are") {
 
   std::string outputs;
   for (int i = 0; i < 129; ++i) {
-    outputs += "{\"arrival_ms\": 0, \"prompt\": [1], \"output_length\": 16777216}\n";
+    outputs += R"({"arrival_ms": 0, "prompt": [1], "output_length": )" +
+               std::string(i < 128 ? "16777216" : "1") + "}\n";
   }
   const Trace full = Parse(outputs);
   CHECK(full.size() == 128);

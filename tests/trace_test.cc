@@ -147,6 +147,17 @@ TEST_CASE("a small trace of token ids: order, labels, given output") {
   CHECK(trace.OutputToken(2, 0) != trace.OutputToken(1, 0));
 }
 
+TEST_CASE("fields of other objects are nobody's, wherever they stand") {
+  const Trace trace = Parse(
+      R"({"x": {"timestamp": 99, "hash_ids": [5]}, "timestamp": 1000, "y": [[1], {"output_length": 9}],)"
+      R"( "input_length": 600, "z": "hash_ids", "output_length": 4, "hash_ids": [7, 8],)"
+      R"( "w": {"input_length": -1}, "null": null})");
+  REQUIRE(trace.size() == 1);
+  CHECK(trace.requests()[0].arrival_s == 1.0);
+  CHECK(trace.requests()[0].output_length == 4);
+  CHECK(Prompt(trace, 0)[0] == 7 * 512);
+}
+
 TEST_CASE("requests of equal arrival keep the file's order") {
   std::string text;
   for (int i = 0; i < 100; ++i) {
@@ -251,6 +262,19 @@ TEST_CASE("workloads: a shared prefix, and every other token once") {
   const Result<Trace> same = lariat::MakeWorkload("in=10,out=3,n=2,prefix=10");
   REQUIRE(same.ok());
   CHECK(Prompt(*same, 0) == Prompt(*same, 1));
+}
+
+TEST_CASE("workloads: tokens are distinct over the whole range of ids") {
+  // Numbers 2^30 apart: the first prompt token of requests 0 and 64.
+  for (const std::uint64_t seed : {0, 1, 2, 3, 4}) {
+    const Result<Trace> made = lariat::MakeWorkload("in=16777216,out=1,n=128", seed);
+    REQUIRE(made.ok());
+    const TokenId first = Prompt(*made, 0)[0];
+    const std::vector<TokenId> far = Prompt(*made, 64);
+    CHECK(far[0] != first);
+    CHECK(far[1] != far[0]);
+    CHECK(far.back() >= 0);
+  }
 }
 
 TEST_CASE("workloads that are refused") {
