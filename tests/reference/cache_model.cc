@@ -102,16 +102,31 @@ void CacheModel::MaybeReturn(int block) {
   }
 }
 
-void CacheModel::TrimTable(ModelSequence& sequence, std::int64_t tokens) {
+// Takes a block from a sequence; at once, or when the last live step that has the sequence ends.
+void CacheModel::Release(SequenceId id, int block) {
+  ModelStep* last = nullptr;
+  for (ModelStep& step : steps_) {
+    for (const ModelEntry& entry : step.entries) {
+      if (entry.sequence == id) last = &step;
+    }
+  }
+  if (last != nullptr) {
+    ++blocks_.at(block).pins;
+    last->releases.push_back(block);
+  }
+  Drop(block);
+}
+
+void CacheModel::TrimTable(SequenceId id, ModelSequence& sequence, std::int64_t tokens) {
   while (std::ssize(sequence.table) > BlocksFor(tokens)) {  // deepest first
     const int block = sequence.table.back();
     sequence.table.pop_back();
-    Drop(block);
+    Release(id, block);
   }
 }
 
 // Puts the full blocks with known ids into the index, or merges them with the ones there.
-void CacheModel::Publish(ModelSequence& sequence) {
+void CacheModel::Publish(SequenceId id, ModelSequence& sequence) {
   if (!config_.reuse || !sequence.indexable) return;
   const std::int64_t full =
       std::min<std::int64_t>(sequence.settled, std::ssize(sequence.ids)) / config_.block_size;
@@ -128,7 +143,7 @@ void CacheModel::Publish(ModelSequence& sequence) {
       const int copy = mine;
       mine = entry->second;
       peak_high_ = std::max<std::int64_t>(peak_high_, std::ssize(blocks_) - std::ssize(lru_));
-      Drop(copy);
+      Release(id, copy);
       ++merged_;
     }
   }
@@ -186,9 +201,17 @@ std::int64_t CacheModel::Length(const ModelSequence& sequence, SequenceId id) co
 }
 
 void CacheModel::Close(SequenceId id) {
-  ModelSequence& sequence = sequences_.at(id);
-  TrimTable(sequence, 0);
+  closed_[id] = sequences_.at(id);
   sequences_.erase(id);
+  EndOfClosed(id);
+}
+
+// What follows is another text: the ids behind `length` are forgotten, the prompt's too.
+void CacheModel::ForgetIds(ModelSequence& sequence, std::int64_t length) {
+  const std::size_t end = static_cast<std::size_t>(length);
+  if (sequence.ids.size() > end) sequence.ids.resize(end);
+  if (sequence.prompt.size() > end) sequence.prompt.resize(end);
+  if (sequence.truth.size() > end) sequence.truth.resize(end);
 }
 
 void CacheModel::Truncate(SequenceId id, std::int64_t length) {
@@ -202,23 +225,23 @@ void CacheModel::Truncate(SequenceId id, std::int64_t length) {
   }
   sequence.base = std::min(sequence.base, length);
   sequence.settled = std::min(sequence.settled, length);
-  const std::int64_t known = std::max<std::int64_t>(length, std::ssize(sequence.prompt));
-  if (std::ssize(sequence.ids) > known) sequence.ids.resize(known);
-  if (std::ssize(sequence.truth) > sequence.settled) sequence.truth.resize(sequence.settled);
-  TrimTable(sequence, length);
+  ForgetIds(sequence, length);
+  TrimTable(id, sequence, length);
 }
 
 void CacheModel::Fork(SequenceId parent, SequenceId child, std::int64_t length) {
   ModelSequence copy = sequences_.at(parent);
   for (const int block : copy.table) Hold(block);
+  if (length < 0) length = copy.settled;
   sequences_[child] = copy;
-  if (length >= 0) Truncate(child, length);
+  Truncate(child, length);
+  ForgetIds(sequences_.at(child), length);
 }
 
 void CacheModel::SetTokens(SequenceId id, std::span<const TokenId> tokens) {
   ModelSequence& sequence = sequences_.at(id);
   sequence.ids.insert(sequence.ids.end(), tokens.begin(), tokens.end());
-  Publish(sequence);
+  Publish(id, sequence);
   NotePeak();
 }
 

@@ -18,9 +18,10 @@ namespace lariat::reference {
 // token prefixes, the LRU a list, an undone plan a restored copy. Slow, and meant to be right at a
 // glance. It shares no code with the cache.
 //
-// A block has `refs` (open sequences whose table names it) and `pins` (live steps that were planned
-// with it, and steps that copy from it); it returns when both are zero: to the LRU's young end if
-// it is indexed, else to the free ones.
+// A block has `refs` (sequences whose table names it: open ones, and closed ones until their last
+// live step has ended) and `pins` (live steps that may still use it though no table names it: what
+// was truncated or merged away under them, and what they copy from). It returns when both are zero:
+// to the LRU's young end if it is indexed, else to the free ones.
 //
 // Physical block ids are the cache's choice: the model plans with placeholders (negative ids), and
 // Bind() replaces them with what the cache took, after checking that those blocks were there to
@@ -49,7 +50,7 @@ struct ModelBlock {
 struct ModelSequence {
   std::string options;
   std::vector<TokenId> prompt;
-  std::vector<TokenId> ids;    // known ones, from the start on; never shorter than the prompt
+  std::vector<TokenId> ids;    // known ones, from the start on; at least the prompt's
   std::vector<TokenId> truth;  // what was really fed into the settled rows
   std::int64_t max_length = 0;
   std::int64_t settled = 0;
@@ -78,7 +79,8 @@ struct ModelStep {
   std::uint64_t number = 0;
   std::vector<ModelEntry> entries;
   std::vector<int> victims;
-  std::vector<int> fresh;  // placeholders, until bound
+  std::vector<int> fresh;     // placeholders, until bound
+  std::vector<int> releases;  // blocks it pins
 };
 
 struct ModelPlan {
@@ -160,15 +162,19 @@ class CacheModel {
   void Drop(int block);
   void Unpin(int block);
   void MaybeReturn(int block);
-  void TrimTable(ModelSequence& sequence, std::int64_t tokens);
-  void Publish(ModelSequence& sequence);
+  static void ForgetIds(ModelSequence& sequence, std::int64_t length);
+  void Release(SequenceId id, int block);
+  void TrimTable(SequenceId id, ModelSequence& sequence, std::int64_t tokens);
+  void Publish(SequenceId id, ModelSequence& sequence);
   std::string Bind(const std::map<int, int>& real);
-  void EndEntryPins(const ModelEntry& entry);
+  void EndReleases(const ModelStep& step);
+  void EndOfClosed(SequenceId id);
   std::int64_t BlocksFor(std::int64_t tokens) const;
-  void NotePeak();
+  void NotePeak(bool at_prepare = false);
 
   ModelConfig config_;
   std::map<SequenceId, ModelSequence> sequences_;  // open ones
+  std::map<SequenceId, ModelSequence> closed_;     // those that are still in a live step
   std::map<int, ModelBlock> blocks_;               // all but free ones
   std::set<int> free_;
   std::int64_t free_taken_ = 0;  // of free_, by the plan that is not bound yet

@@ -58,12 +58,13 @@ ModelPlan CacheModel::CheckPlan(std::span<const StepItem> items, const StepShape
   CacheModel trial = *this;
   trial.before_plan_.reset();
   trial.PlanStep(items);
-  bool never = false, perhaps_never = false;
+  bool never = false;  // one item alone is longer than the pool
+  bool tolerance_b1 = false;
   for (const ModelEntry& entry : trial.plan_->entries) {
     plan.failure.needed += entry.need;
     plan.failure.sequences.push_back({entry.sequence, entry.need});
-    perhaps_never |= std::ssize(entry.named) > config_.total_blocks;
-    never |= entry.need > config_.total_blocks;
+    never |= std::ssize(entry.named) > config_.total_blocks;
+    tolerance_b1 |= std::ssize(entry.named) + (entry.copied ? 1 : 0) > config_.total_blocks;
   }
   std::set<int> claimed;  // idle blocks that the items' hits take
   for (const ModelEntry& entry : trial.plan_->entries) {
@@ -76,8 +77,8 @@ ModelPlan CacheModel::CheckPlan(std::span<const StepItem> items, const StepShape
     plan.codes.insert(Code::kOk);
     return plan;
   }
-  if (never || perhaps_never) plan.codes.insert(Code::kNeverFits);
-  if (!never) plan.codes.insert(Code::kResourceExhausted);
+  plan.codes.insert(never ? Code::kNeverFits : Code::kResourceExhausted);
+  if (tolerance_b1) plan.codes.insert(Code::kNeverFits);
   return plan;
 }
 
@@ -127,13 +128,13 @@ void CacheModel::PlanStep(std::span<const StepItem> items) {
         sequence.table[first] = entry.copied->copy;
         ++blocks_.at(source).pins;
         --blocks_.at(source).refs;
+        step.releases.push_back(source);
       }
     }
     while (std::ssize(sequence.table) < BlocksFor(entry.start + entry.count)) {
       sequence.table.push_back(take());
     }
     entry.named = sequence.table;
-    for (const int block : entry.named) ++blocks_.at(block).pins;
   }
   free_taken_ = std::min(std::ssize(free_), std::ssize(step.fresh));
   step.victims = Victims(std::ssize(step.fresh) - free_taken_);
@@ -156,7 +157,12 @@ std::string CacheModel::Bind(const std::map<int, int>& real) {
     const bool victim =
         std::find(step.victims.begin(), step.victims.end(), block) != step.victims.end();
     if (!victim && free_.count(block) == 0) {
-      return "block " + std::to_string(block) + " was neither free nor next to be evicted";
+      std::ostringstream wrong;
+      wrong << "block " << block << " was neither free nor next to be evicted; those were:";
+      for (const int next : step.victims) wrong << ' ' << next;
+      wrong << ", then:";
+      for (const int later : lru_) wrong << ' ' << later;
+      return wrong.str();
     }
     if (!taken.insert(block).second) return "block " + std::to_string(block) + " taken twice";
   }
@@ -187,16 +193,19 @@ std::string CacheModel::Bind(const std::map<int, int>& real) {
   steps_.push_back(step);
   plan_.reset();
   before_plan_.reset();
-  NotePeak();
+  NotePeak(true);
   return "";
 }
 
-// The blocks return deepest first; the source of a copy stands beside its copy.
-void CacheModel::EndEntryPins(const ModelEntry& entry) {
-  for (std::size_t i = entry.named.size(); i-- > 0;) {
-    Unpin(entry.named[i]);
-    if (entry.copied && entry.copied->index == i) Unpin(entry.copied->source);
-  }
+void CacheModel::EndReleases(const ModelStep& step) {
+  for (const int block : step.releases) Unpin(block);
+}
+
+void CacheModel::EndOfClosed(SequenceId id) {
+  const auto closed = closed_.find(id);
+  if (closed == closed_.end() || InLiveStep(id)) return;
+  TrimTable(id, closed->second, 0);
+  closed_.erase(closed);
 }
 
 std::int64_t CacheModel::KeptPastPrompt(const ModelEntry& entry, std::int64_t kept) const {
@@ -235,40 +244,46 @@ void CacheModel::Commit(std::size_t index, const std::map<SequenceId, Keep>& kee
       for (const int block : sequence.table) {
         if (blocks_.at(block).reserved_by == step.number) blocks_.at(block).reserved_by = 0;
       }
-      EndEntryPins(entry);
-      TrimTable(sequence, Length(sequence, entry.sequence));
-      Publish(sequence);
-    } else {
-      EndEntryPins(entry);
+      TrimTable(entry.sequence, sequence, Length(sequence, entry.sequence));
+      Publish(entry.sequence, sequence);
     }
   }
+  EndReleases(step);
+  for (const ModelEntry& entry : step.entries) EndOfClosed(entry.sequence);
   NotePeak();
 }
 
 void CacheModel::Discard(std::size_t index) {
   const ModelStep step = steps_[index];
   steps_.erase(steps_.begin() + static_cast<std::ptrdiff_t>(index));
+  for (const ModelEntry& entry : step.entries) {  // the source stands where the copy stood
+    const auto open = sequences_.find(entry.sequence);
+    if (open == sequences_.end() || !entry.copied) continue;
+    std::vector<int>& table = open->second.table;
+    const ModelCopy& copy = *entry.copied;
+    if (copy.index >= table.size() || table[copy.index] != copy.copy) continue;
+    Hold(copy.source);
+    table[copy.index] = copy.source;
+    Drop(copy.copy);
+  }
   for (const ModelEntry& entry : step.entries) {
     const auto open = sequences_.find(entry.sequence);
-    if (open == sequences_.end()) {
-      EndEntryPins(entry);
-      continue;
-    }
+    if (open == sequences_.end()) continue;
     ModelSequence& sequence = open->second;
-    if (entry.copied && entry.copied->index < sequence.table.size() &&
-        sequence.table[entry.copied->index] == entry.copied->copy) {
-      ++blocks_.at(entry.copied->source).refs;
-      sequence.table[entry.copied->index] = entry.copied->source;
-      Drop(entry.copied->copy);
-    }
     if (entry.first_plan) {
       sequence.planned = false;
       sequence.base = 0;
       sequence.indexable = true;
     }
-    EndEntryPins(entry);
-    TrimTable(sequence, Length(sequence, entry.sequence));
+    // What the step took is needed by nobody else.
+    const std::int64_t length = Length(sequence, entry.sequence);
+    while (std::ssize(sequence.table) > BlocksFor(length)) {
+      Drop(sequence.table.back());
+      sequence.table.pop_back();
+    }
   }
+  EndReleases(step);
+  for (const ModelEntry& entry : step.entries) EndOfClosed(entry.sequence);
 }
 
 bool CacheModel::SharesLater(std::size_t step, bool open_only) const {
@@ -283,11 +298,11 @@ bool CacheModel::SharesLater(std::size_t step, bool open_only) const {
   return false;
 }
 
-void CacheModel::NotePeak() {
+void CacheModel::NotePeak(bool at_prepare) {
   std::int64_t used = std::ssize(blocks_) - std::ssize(lru_);
   if (plan_) used -= std::ssize(plan_->victims);  // counted by the placeholders
   peak_high_ = std::max(peak_high_, used);
-  if (!plan_) peak_low_ = std::max(peak_low_, used);
+  if (!plan_ && at_prepare) peak_low_ = std::max(peak_low_, used);
 }
 
 std::string CacheModel::CompareStats(const Stats& stats) const {
