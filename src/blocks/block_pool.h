@@ -57,7 +57,7 @@ class BlockPool {
   void FreeIdle(BlockId block);
   // A reserved block becomes held: its step was committed.
   void Settle(BlockId block);
-  // Notes the most blocks used at once; called once a plan stands.
+  // Notes the most blocks used at once; called where they grow for good (a plan may be undone).
   void NotePeak();
 
   // Free blocks in the order in which they will be taken, fresh ones left out.

@@ -203,6 +203,7 @@ void BlockManager::IndexFullBlocks(Sequence& sequence) {
     } else if (equal != block) {
       if (pool_.state(equal) == BlockState::kIdle) lru_.Remove(equal);
       pool_.Claim(equal);
+      pool_.NotePeak();  // a live step may still name the copy
       sequence.table[n] = equal;
       sequence.first_dirty = std::min(sequence.first_dirty, sequence.indexed);
       ++merged_;
