@@ -209,7 +209,7 @@ TEST_CASE("experts: the expected number of distinct ones") {
         32 * (8 * 2 * model.expert_weights + 4000 * visit_bytes));
 }
 
-TEST_CASE("classes without work take no time; copies go at the link's speed") {
+TEST_CASE("classes without work take no time, copies go at the link's speed") {
   const ModelCost model = Llama8B();
   const DeviceSpec device = H200();
   StepWork nothing;

@@ -180,7 +180,7 @@ TEST_CASE("elements are ordinary numbers, spread over signs, exponents and manti
   }
 }
 
-TEST_CASE("rows of other tokens, layers or parts are other rows; narrow rows begin wide ones") {
+TEST_CASE("rows of other tokens, layers or parts are other rows, narrow rows begin wide ones") {
   const std::vector<std::uint64_t> chains = Chains({4, 4, 5});
   for (const DType dtype : kTypes) {
     std::vector<std::vector<std::uint32_t>> rows;
@@ -297,7 +297,7 @@ TEST_CASE("table rows are those of FillRopeTable, however far they are asked for
   CHECK_FALSE(RopeRows::Make(spec, 0).ok());
 }
 
-TEST_CASE("expected keys are turned as the contract says, bit for bit; values are not") {
+TEST_CASE("expected keys are turned as the contract says, bit for bit, values are not") {
   constexpr std::int64_t kFirst = 100;
   const std::vector<std::uint64_t> chains = Chains({9, 8, 7, 6, 5});
   for (const DType dtype : kTypes) {

@@ -312,7 +312,7 @@ TEST_CASE("a trace that would need more token ids than there are") {
   CHECK(full.OutputToken(127, 16777215) == INT32_MIN);
 }
 
-TEST_CASE("every cut of a good line is a bad line; any bytes are read without harm") {
+TEST_CASE("every cut of a good line is a bad line, any bytes are read without harm") {
   TraceOptions options;
   for (const auto& [format, good] : {std::pair(TraceFormat::kMooncake, kGoodMooncake),
                                      std::pair(TraceFormat::kTokens, kGoodTokens)}) {
