@@ -49,7 +49,7 @@ struct RopeUpdateParams {
   std::int64_t batch = 0;                   // B: 0..2^31-1
   std::int64_t new_tokens = 0;              // T: 0..2^31-1
   std::int64_t cache_len = 0;               // L: 0..2^31-1
-  int heads = 0;                            // H: >= 1
+  int heads = 0;                            // H: 1..65536
   int head_dim = 0;                         // D: even, 2..512
   int rotary_dim = 0;                       // even, 0..D; elements past it are copied
   const void* k_new = nullptr;              // [B, T, H, D]
