@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// The check of stored rows: it passes where it must, and fails where one write is broken.
+#include <string>
+#include <vector>
+
+#include "lariat/simulator.h"
+#include "support/catch.h"
+#include "support/simulator_inputs.h"
+
+namespace lariat {
+namespace {
+
+using test::MakeConfig;
+using test::Run;
+using test::SmallTrace;
+using test::Workload;
+
+void CheckSame(const std::optional<LatencySummary>& a, const std::optional<LatencySummary>& b) {
+  REQUIRE(a.has_value() == b.has_value());
+  if (!a) return;
+  CHECK(a->mean == b->mean);
+  CHECK(a->p50 == b->p50);
+  CHECK(a->p90 == b->p90);
+  CHECK(a->p99 == b->p99);
+  CHECK(a->max == b->max);
+}
+
+void CheckSame(const SimulationResult& a, const SimulationResult& b) {
+  CHECK(a.session.steps == b.session.steps);
+  CHECK(a.session.finished == b.session.finished);
+  CHECK(a.session.preemptions == b.session.preemptions);
+  CHECK(a.session.hit_tokens == b.session.hit_tokens);
+  CHECK(a.session.tokens_appended == b.session.tokens_appended);
+  CHECK(a.session.recomputed_tokens == b.session.recomputed_tokens);
+  CHECK(a.session.busy_s == b.session.busy_s);
+  CHECK(a.cache.total_blocks == b.cache.total_blocks);
+  CHECK(a.cache.evicted_blocks == b.cache.evicted_blocks);
+  CHECK(a.cache.peak_used_blocks == b.cache.peak_used_blocks);
+  CHECK(a.cache.merged_blocks == b.cache.merged_blocks);
+  CHECK(a.bytes_per_block == b.bytes_per_block);
+  CHECK(a.virtual_s == b.virtual_s);
+  CHECK(a.offered == b.offered);
+  CheckSame(a.ttft, b.ttft);
+  CheckSame(a.e2e, b.e2e);
+}
+
+TEST_CASE("Every row is what the trace says, evicted and preempted or not", "[check]") {
+  struct Case {
+    std::string name;
+    Trace trace;
+    std::int64_t blocks;
+    int block_size;
+    DType dtype;
+  };
+  const std::vector<Case> cases = {
+      {"small trace, evictions", SmallTrace(), 82, 16, DType::kBF16},
+      {"small trace, contiguous blocks", SmallTrace(), 4, 1303, DType::kBF16},
+      {"preemptions", Workload("in=64,out=160,n=10,prefix=32"), 60, 16, DType::kBF16},
+      {"blocks of one token, fp16", Workload("in=10,out=20,n=6,prefix=5"), 70, 1, DType::kFP16},
+      {"odd blocks, fp32", Workload("in=30,out=40,n=6,prefix=20"), 25, 7, DType::kFP32},
+      {"given outputs that are alike",
+       test::Tokens("{\"arrival_ms\": 0, \"prompt\": [1,2,3,4,5], \"output\": [7,8,9,10,11,12]}\n"
+                    "{\"arrival_ms\": 0, \"prompt\": [1,2,3,4,5], \"output\": [7,8,9,10,11,12]}\n"
+                    "{\"arrival_ms\": 0, \"prompt\": [1,2,3,4,5,7,8,9], \"output\": [10,11,12]}\n"),
+       9, 2, DType::kBF16},
+  };
+  for (const Case& c : cases) {
+    INFO(c.name);
+    SimulatorConfig config = MakeConfig(BackendKind::kCpu, c.blocks, c.block_size);
+    config.dtype = c.dtype;
+    config.prefill_chunk = 300;
+    config.check = true;
+    config.seed = 3;
+    const SimulationResult result = Run(c.trace, config);
+    REQUIRE(result.check.has_value());
+    CHECK(result.check->sequences == c.trace.size());
+    CHECK(result.check->mismatches == 0);
+    CHECK_FALSE(result.check->fault_fired);
+    test::CheckEquation(c.trace, result);
+
+    // Null serves the same without the bytes, and a second run is the first.
+    config.check = false;
+    config.backend = BackendKind::kNull;
+    CheckSame(Run(c.trace, config), result);
+    CheckSame(Run(c.trace, config), result);
+  }
+}
+
+TEST_CASE("The cases above evict and preempt", "[check]") {
+  CHECK(Run(SmallTrace(), MakeConfig(BackendKind::kNull, 82)).cache.evicted_blocks > 0);
+  const SimulationResult tight =
+      Run(Workload("in=64,out=160,n=10,prefix=32"), MakeConfig(BackendKind::kNull, 60));
+  CHECK(tight.session.preemptions > 3);
+  CHECK(tight.session.recomputed_tokens > 0);
+}
+
+TEST_CASE("A broken write is seen", "[check]") {
+  const Trace workload = Workload("in=40,out=30,n=5,prefix=16");
+  const InjectedFault fault =
+      GENERATE(InjectedFault::kStale, InjectedFault::kShift, InjectedFault::kBit);
+  const int block_size = GENERATE(1, 4, 16);
+  for (const std::int64_t step : {1, 2, 9, 40}) {
+    INFO("fault " << static_cast<int>(fault) << ", block " << block_size << ", step " << step);
+    SimulatorConfig config = MakeConfig(BackendKind::kCpu, 160 / block_size, block_size);
+    config.check = true;
+    config.fault = fault;
+    config.fault_step = step;
+    const SimulationResult result = Run(workload, config);
+    CHECK(result.check->sequences == 5);
+    CHECK(result.check->mismatches > 0);
+    CHECK(result.check->fault_fired);
+  }
+}
+
+TEST_CASE("One bit in one row is one mismatch", "[check]") {
+  SimulatorConfig config = MakeConfig(BackendKind::kCpu, 100);
+  config.check = true;
+  config.fault = InjectedFault::kBit;
+  config.fault_step = 3;  // a decode of the first request: nobody shares the row
+  CHECK(Run(Workload("in=20,out=10,n=3"), config).check->mismatches == 1);
+}
+
+TEST_CASE("A fault that leaves no trace moves on to the next step", "[check]") {
+  // Both prompts are alike and fill their blocks. The second finds the first block and computes the
+  // second one again, which is merged into the cached one, with whatever was done to it. Its next
+  // row, the only decode, stays.
+  const Trace trace = test::Tokens(
+      "{\"arrival_ms\": 0, \"prompt\": [1,2,3,4,5,6,7,8], \"output_length\": 1}\n"
+      "{\"arrival_ms\": 0, \"prompt\": [1,2,3,4,5,6,7,8], \"output_length\": 2}\n");
+  for (const InjectedFault fault :
+       {InjectedFault::kStale, InjectedFault::kShift, InjectedFault::kBit}) {
+    SimulatorConfig config = MakeConfig(BackendKind::kCpu, 20, 4);
+    config.concurrency = 1;
+    config.check = true;
+    config.fault = fault;
+    config.fault_step = 2;
+    const SimulationResult result = Run(trace, config);
+    CHECK(result.session.steps == 3);
+    CHECK(result.session.hit_tokens == 4);
+    CHECK(result.cache.merged_blocks == 1);
+    CHECK(result.check->fault_fired);
+    CHECK(result.check->mismatches > 0);
+  }
+}
+
+TEST_CASE("A fault that comes too late has not fired", "[check]") {
+  SimulatorConfig config = MakeConfig(BackendKind::kCpu, 100);
+  config.check = true;
+  config.fault = InjectedFault::kStale;
+  config.fault_step = 11;
+  const SimulationResult result = Run(Workload("in=20,out=10,n=3"), config);
+  CHECK(result.session.steps == 10);
+  CHECK(result.check->mismatches == 0);
+  CHECK_FALSE(result.check->fault_fired);
+}
+
+}  // namespace
+}  // namespace lariat
