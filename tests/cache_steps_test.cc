@@ -382,6 +382,46 @@ TEST_CASE("A contiguous cache: layer-major, one block a sequence", "[cache]") {
   CHECK(view.v_block_stride == 48 * view.v_row_stride);
 }
 
+TEST_CASE("Layers of other heads, widths and rotation side by side", "[cache]") {
+  CacheConfig config = RowWorld::Config({.layers = 1});
+  const int heads[] = {2, 3, 1}, k_dims[] = {4, 8, 6}, v_dims[] = {6, 2, 4};
+  config.layers.assign(3, config.layers[0]);
+  for (int l = 0; l < 3; ++l) {
+    config.layers[l].kv_heads = heads[l];
+    config.layers[l].k_dim = k_dims[l];
+    config.layers[l].v_dim = v_dims[l];
+    config.layers[l].rope = l == 1 ? 0 : -1;
+  }
+  auto made = KVCache::Create(config, Device(Cpu()));
+  REQUIRE(made.ok());
+  KVCache cache = *std::move(made);
+  const SequenceId id = *cache.Open(Tokens(0, 7));
+  const StepItem item{.sequence = id, .num_tokens = 7};
+  Step step = *cache.Plan(std::span(&item, 1));
+  REQUIRE(cache.Prepare(step, {}).ok());
+  std::vector<std::vector<float>> k(3), v(3);
+  for (int l = 0; l < 3; ++l) {
+    for (int i = 0; i < 7 * heads[l] * k_dims[l]; ++i)
+      k[l].push_back(static_cast<float>(l * 1000 + i));
+    for (int i = 0; i < 7 * heads[l] * v_dims[l]; ++i)
+      v[l].push_back(static_cast<float>(-l * 1000 - i));
+    const AppendInputs inputs{.dtype = DType::kFP32, .k = k[l].data(), .v = v[l].data()};
+    REQUIRE(cache.Append(step, l, inputs, {}).ok());
+  }
+  REQUIRE(cache.Commit(step, {}, {}).ok());
+  for (int l = 0; l < 3; ++l) {
+    std::vector<float> got_k(k[l].size(), -0.5F), got_v(v[l].size(), -0.5F);
+    REQUIRE(cache.ReadRows(id, l, 0, 7, got_k.data(), got_v.data()).ok());
+    CHECK(got_v == v[l]);
+    CHECK((got_k == k[l]) == (l != 1));  // the one with a rope turned
+    const LayerView view = *cache.Layer(l);
+    CHECK(view.kv_heads == heads[l]);
+    CHECK(view.k_dim == k_dims[l]);
+    CHECK(view.v_dim == v_dims[l]);
+    CHECK((view.cos != nullptr) == (l == 1));
+  }
+}
+
 TEST_CASE("The query turns in place with its row's position", "[cache]") {
   WorldOptions options;
   auto made = KVCache::Create(RowWorld::Config(options), Device(Cpu()));
