@@ -38,3 +38,8 @@ if(NOT LARIAT_SANITIZE)
     COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/link_test.py ${PROJECT_SOURCE_DIR}
             ${PROJECT_BINARY_DIR} ${CMAKE_CXX_COMPILER} "${cuda_libraries}")
 endif()
+
+if(LARIAT_TOOLS)
+  add_test(NAME "bench: small shapes on the CPU"
+    COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/bench_test.py $<TARGET_FILE:lariat_tool>)
+endif()
