@@ -140,6 +140,7 @@ void BlockManager::DiscardItem(PlannedStep& step, std::size_t index) {
   if (!sequence.open || sequence.id != rows.sequence) return;  // closed since
   if (item.first_plan) {
     sequence.started = false;
+    sequence.indexable = true;  // it holds nothing from before a Clear any more
     sequence.settled = sequence.planned = sequence.reach = 0;
     sequence.indexed = 0;
     ShrinkTable(sequence, 0);
