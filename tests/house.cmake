@@ -43,3 +43,5 @@ if(LARIAT_TOOLS)
   add_test(NAME "bench: small shapes on the CPU"
     COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/bench_test.py $<TARGET_FILE:lariat_tool>)
 endif()
+find_package(Threads REQUIRED)
+target_link_libraries(threads_test PRIVATE Threads::Threads)
