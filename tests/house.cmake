@@ -37,6 +37,11 @@ if(NOT LARIAT_SANITIZE)
   add_test(NAME "house: the README's link line"
     COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/link_test.py ${PROJECT_SOURCE_DIR}
             ${PROJECT_BINARY_DIR} ${CMAKE_CXX_COMPILER} "${cuda_libraries}")
+  if(LARIAT_SESSION AND PROJECT_IS_TOP_LEVEL)
+    add_test(NAME "house: an installed Lariat is found"
+      COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/install_test.py ${PROJECT_SOURCE_DIR}
+              ${PROJECT_BINARY_DIR} ${CMAKE_COMMAND} ${CMAKE_CXX_COMPILER})
+  endif()
 endif()
 
 if(LARIAT_TOOLS)
