@@ -143,6 +143,22 @@ TEST_CASE("A fault that leaves no trace moves on to the next step", "[check]") {
   }
 }
 
+TEST_CASE("A fault that left no trace in the last step has not fired", "[check]") {
+  // As above, but the merged block is the last that is written.
+  const Trace trace = test::Tokens(
+      "{\"arrival_ms\": 0, \"prompt\": [1,2,3,4,5,6,7,8], \"output_length\": 1}\n"
+      "{\"arrival_ms\": 0, \"prompt\": [1,2,3,4,5,6,7,8], \"output_length\": 1}\n");
+  SimulatorConfig config = MakeConfig(BackendKind::kCpu, 20, 4);
+  config.concurrency = 1;
+  config.check = true;
+  config.fault = InjectedFault::kBit;
+  config.fault_step = 2;
+  const SimulationResult result = Run(trace, config);
+  CHECK(result.cache.merged_blocks == 1);
+  CHECK(result.check->mismatches == 0);
+  CHECK_FALSE(result.check->fault_fired);
+}
+
 TEST_CASE("A fault that comes too late has not fired", "[check]") {
   SimulatorConfig config = MakeConfig(BackendKind::kCpu, 100);
   config.check = true;
