@@ -370,6 +370,75 @@ TEST_CASE("K138: drafts do not count when blocks are indexed", "[cases]") {
   CHECK(c->GetStats().indexed_blocks == 2);
 }
 
+TEST_CASE("Extreme numbers are refused, and change nothing", "[cases]") {
+  CaseCache c(4, 8);
+  const SequenceId id = c.Start(Range(0, 5));
+  const std::string before = c->Snapshot();
+  const std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  const std::int64_t least = std::numeric_limits<std::int64_t>::min();
+  for (const std::int64_t n : {most, most - 1, most - 5, least, least + 1}) {
+    CAPTURE(n);
+    CHECK(c.Plan(id, n).status().code() == Code::kInvalidArgument);
+    CHECK(c.Plan(id, 5, n).status().code() == Code::kInvalidArgument);
+    CHECK(c->Fork(id, n).status().code() == Code::kInvalidArgument);
+    CHECK(c->Open(Range(0, 3), {.max_length = n}).status().code() == Code::kInvalidArgument);
+    const StepItem item{id, 1, 0, {}};
+    CHECK(c->Plan(std::span(&item, 1), {n, 1}).status().code() == Code::kInvalidArgument);
+  }
+  CHECK(c.Plan(id, most, most - 1).status().code() == Code::kInvalidArgument);
+  CHECK(c->Truncate(id, least).code() == Code::kInvalidArgument);
+  CHECK(c->Truncate(id, most).ok());  // longer than the sequence: no change
+  CHECK(c->Snapshot() == before);
+  Step step = c.Prepared(id, 2, 1);
+  for (const std::int64_t n : {most, least}) {
+    const StepCommit commit{id, n, {}};
+    CHECK(c->Commit(step, std::span(&commit, 1), {}).code() == Code::kInvalidArgument);
+  }
+  CaseCache::Must(c->Discard(step, {}));
+  // The first rows end with the prompt, whatever the upper bound.
+  const SequenceId fresh = c.Open(Range(70, 3));
+  Step first = *c.Plan(fresh, most);
+  CHECK(first.rows()[0].count == 3);
+}
+
+TEST_CASE("A step of no items, padded or not, does nothing", "[cases]") {
+  CaseCache c(CaseCache::Config(4, 8, BackendKind::kCpu));
+  const SequenceId id = c.Start(Range(0, 5));
+  const std::string before = c->Snapshot();
+  for (const StepShape& shape : {StepShape{}, StepShape{16, 4}}) {
+    Step step = *c->Plan({}, shape);
+    CaseCache::Must(c->Prepare(step, {}));
+    CHECK(step.padded_tokens() == shape.max_tokens);
+    std::vector<float> rows(32, 1.0F);
+    const AppendInputs inputs{.dtype = DType::kFP32, .k = rows.data(), .v = rows.data()};
+    CaseCache::Must(c->Append(step, 0, inputs, {}));
+    CHECK(c->View().cu_seqlens[0] == 0);
+    CHECK(c->View().cu_seqlens[shape.max_sequences] == 0);
+    for (std::int64_t t = 0; t < shape.max_tokens; ++t) CHECK(c->View().slots[t] == -1);
+    CaseCache::Must(c->Commit(step, {}, {}));
+  }
+  const float* pool = static_cast<const float*>(c->Layer(0)->k);
+  CHECK(std::count(pool, pool + 8 * 4 * 2 * 2, 1.0F) == 0);
+  CHECK(c.Settled(id) == 5);
+  CHECK(c.Available() == 6);
+}
+
+TEST_CASE("Ids are given in order: a gap is closed by SetTokens first", "[cases]") {
+  CaseCache c(4, 8);
+  const SequenceId id = c.Open({});
+  c.Feed(id, 3);
+  Step step = c.Prepared(id, 1);
+  const std::vector<TokenId> fed = {13}, late = {10, 11, 12};
+  const StepCommit commit{id, 1, fed};
+  const std::string before = c->Snapshot();
+  CHECK(c->Commit(step, std::span(&commit, 1), {}).code() == Code::kInvalidArgument);
+  CHECK(c->Snapshot() == before);
+  CaseCache::Must(c->SetTokens(id, late));
+  CaseCache::Must(c->Commit(step, std::span(&commit, 1), {}));
+  CHECK(c->GetExtent(id)->known == 4);
+  CHECK(c.Match(Range(10, 5)) == 4);
+}
+
 // --- Graphs ---------------------------------------------------------------------------------
 
 TEST_CASE("K163, K167, K168: padding after a fuller batch, at the same addresses", "[cases]") {
