@@ -105,7 +105,7 @@ void AppendWorkload::MakePositions(std::mt19937_64& random) {
 void AppendWorkload::MakeSlots(std::mt19937_64& random) {
   const bool decode = tokens_ <= kDecodeTokens;
   const std::int64_t needed = decode ? tokens_ : (tokens_ + block_size_ - 1) / block_size_;
-  blocks_ = std::max(needed, kPoolBytes / (BlockElements() * Size()));
+  blocks_ = std::max(needed, (hot() ? kPoolBytes / 8 : kPoolBytes) / (BlockElements() * Size()));
   const std::vector<std::int32_t> order = Permutation(blocks_, random);
   slots_.resize(static_cast<std::size_t>(sets() * tokens_));
   for (std::int64_t set = 0; set < sets(); ++set) {
@@ -150,14 +150,18 @@ Status AppendWorkload::Prepare(Device& device, Stream stream) {
     return made.status();
   };
   const std::vector<FaultRecord> no_fault(1);
-  const std::vector<std::byte> pool = RandomElements(dtype_, blocks_ * BlockElements(), random);
   for (const Status& status :
-       {upload(k_rows_, k_), upload(v_rows_, v_), upload(q_rows_, q_), upload(pool_, pool),
+       {upload(k_rows_, k_), upload(v_rows_, v_), upload(q_rows_, q_),
         upload(positions_array_, positions_), upload(slots_array_, slots_),
         upload(cos_table_, cos_), upload(sin_table_, sin_), upload(fault_, no_fault)}) {
     if (!status.ok()) return status;
   }
-  return Status::Ok();
+  const auto pool_bytes = static_cast<std::size_t>(blocks_ * BlockElements() * Size());
+  Result<DeviceBuffer> pool = device.Allocate(MemoryKind::kDevice, pool_bytes);
+  if (!pool.ok()) return pool.status();
+  pool_ = *std::move(pool);
+  const Status poisoned = device.Fill(pool_.data(), 0xFF, pool_bytes, stream);
+  return poisoned.ok() ? device.Synchronize(stream) : poisoned;
 }
 
 AppendRopeParams AppendWorkload::Params(std::int64_t set) const {
