@@ -49,7 +49,7 @@ struct RopeUpdateParams {
   std::int64_t batch = 0;                   // B: 0..2^31-1
   std::int64_t new_tokens = 0;              // T: 0..2^31-1
   std::int64_t cache_len = 0;               // L: 0..2^31-1
-  int heads = 0;                            // H: 1..65536
+  int heads = 0;                            // H: 1..8192
   int head_dim = 0;                         // D: even, 2..512
   int rotary_dim = 0;                       // even, 0..D; elements past it are copied
   const void* k_new = nullptr;              // [B, T, H, D]
@@ -80,8 +80,8 @@ struct AppendRopeParams {
   DType dtype = DType::kBF16;     // stored: in_dtype, or narrower than fp32
   RopeStyle style = RopeStyle::kHalf;
   std::int64_t num_tokens = 0;  // T: 0..2^31-1; 0 is a no-op
-  int kv_heads = 0;             // 1..65536
-  int q_heads = 0;              // 0..65536; 0: no q
+  int kv_heads = 0;             // 1..8192
+  int q_heads = 0;              // 0..8192; 0: no q
   int k_dim = 0;                // even, 2..512; also q's width
   int v_dim = 0;                // even, 2..512
   int rotary_dim = 0;  // even, 0..k_dim; 0: nothing turns, cos, sin and positions are not read

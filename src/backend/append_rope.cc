@@ -10,7 +10,7 @@ namespace {
 
 using Size = std::optional<std::int64_t>;
 
-constexpr int kMaxHeads = 65536;
+constexpr int kMaxHeads = 8192;
 
 std::string Name(DType dtype) { return std::string(DTypeName(dtype)); }
 

@@ -116,8 +116,8 @@ AppendOutcome<In, Out> RunAppend(Device device, const reference::AppendRopeCase<
   got.worst = CheckElements<Out>("k_cache", expected.k_cache, got.k_cache);
   got.worst = std::max(got.worst, CheckElements<Out>("v_cache", expected.v_cache, got.v_cache));
   got.worst = std::max(got.worst, CheckElements<In>("q_out", expected.q_out, got.q_out));
-  CHECK(k.Read() == c.k);
-  if (!options.q_in_place) CHECK(q.Read() == c.q);
+  CHECK((k.Read() == c.k));
+  if (!options.q_in_place) CHECK((q.Read() == c.q));
   got.fault = fault.Read()[0];
   CHECK(got.fault.lock == 0);
   CHECK(got.fault.kind == expected.fault);
