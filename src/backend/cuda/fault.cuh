@@ -11,8 +11,8 @@ namespace lariat::cuda {
 // compete for it, and the host reads it after an event.
 //
 // A fault that cannot win is dropped without the lock: once `kind` is set, `token` only falls.
-__device__ __noinline__ void RecordFault(FaultRecord* record, FaultKind kind, std::int64_t token,
-                                         std::int64_t value) {
+inline __device__ __noinline__ void RecordFault(FaultRecord* record, FaultKind kind,
+                                                std::int64_t token, std::int64_t value) {
   volatile FaultRecord* seen = record;
   const auto wins = [&] {
     if (seen->kind == FaultKind::kNone) return true;
