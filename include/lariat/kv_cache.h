@@ -130,7 +130,8 @@ struct StepItem {
   std::int64_t num_tokens = 0;
   std::int64_t num_drafts = 0;  // of which the last ones may be rejected; < num_tokens
   // RoPE positions of the rows, [num_tokens] counted from the first row; empty: the row's index in
-  // the sequence. On a first Plan, from the row behind the hit.
+  // the sequence. On a first Plan, from the row behind the hit. Rows elsewhere than at their index
+  // end the sequence's reuse by others, unless a salt or extra_keys tell such sequences apart.
   std::span<const std::int32_t> positions = {};
 };
 

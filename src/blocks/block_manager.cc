@@ -146,6 +146,7 @@ Result<SequenceId> BlockManager::Open(std::span<const TokenId> prompt, const Ope
   }
   // Reserved when the entry was made: nothing below allocates.
   opened->root = root;
+  opened->keyed = !options.salt.empty() || !options.extra_keys.empty();
   opened->max_length = max_length;
   opened->prompt_length = static_cast<std::int64_t>(prompt.size());
   opened->ids.assign(prompt.begin(), prompt.end());
@@ -210,6 +211,7 @@ Result<SequenceId> BlockManager::Fork(SequenceId id, std::int64_t length) {
   Sequence& child = sequences_.Open();  // the last thing that can fail
   index_.AddRootReference(parent.root);
   child.root = parent.root;
+  child.keyed = parent.keyed;
   child.max_length = parent.max_length;
   child.started = true;
   child.indexable = parent.indexable || length == 0;

@@ -99,6 +99,7 @@ class BlockManager {
   // settle.cc
   Status CheckEntry(const PlannedStep& step, const StepCommit& commit, int item) const;
   void SettleItem(PlannedStep& step, std::size_t index, const StepCommit* commit);
+  void SettleBlocks(PlannedStep& step, std::size_t index, std::int64_t end);
   void DiscardItem(PlannedStep& step, std::size_t index);
   void EndStep(PlannedStep& step);
   void IndexFullBlocks(Sequence& sequence);

@@ -18,6 +18,14 @@ std::string Name(SequenceId id) {
   return "sequence " + std::to_string(static_cast<std::uint64_t>(id));
 }
 
+// Whether the rows have the positions that rows of a default sequence would have.
+bool FollowsIndex(std::span<const std::int32_t> positions, const StepRows& rows) {
+  for (std::int64_t i = 0; i < rows.count; ++i) {
+    if (positions[static_cast<std::size_t>(i)] != rows.start + i) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 Status BlockManager::Plan(std::span<const StepItem> items, const StepShape& shape,
@@ -139,14 +147,14 @@ Status BlockManager::AddRows(const StepItem& item, PlannedStep& step) {
     rows.count = std::min(item.num_tokens, sequence.prompt_length - rows.hit);
   }
   planned.certain = std::min(item.num_tokens - item.num_drafts, rows.count);
-  planned.limit = rows.start + rows.count;
   planned.first_new_block = planned.first_plan ? rows.hit / config_.block_size
                                                : static_cast<std::int64_t>(sequence.table.size());
-  if (planned.limit > sequence.max_length) {
+  if (rows.count > sequence.max_length - rows.start) {
     return InvalidArgument("num_tokens " + std::to_string(item.num_tokens) + " of " +
-                           Name(item.sequence) + " would end at " + std::to_string(planned.limit) +
-                           " tokens, past its max_length " + std::to_string(sequence.max_length));
+                           Name(item.sequence) + " behind its " + std::to_string(rows.start) +
+                           " tokens is past its max_length " + std::to_string(sequence.max_length));
   }
+  planned.limit = rows.start + rows.count;
   step.num_tokens += rows.count;
   if (step.num_tokens > config_.max_tokens_per_step) {
     return InvalidArgument("the items have more rows than max_tokens_per_step " +
@@ -156,6 +164,7 @@ Status BlockManager::AddRows(const StepItem& item, PlannedStep& step) {
     planned.position_offset = static_cast<std::int64_t>(step.positions.size());
     step.positions.insert(step.positions.end(), item.positions.begin(),
                           item.positions.begin() + rows.count);
+    planned.moved = !sequence.keyed && !FollowsIndex(item.positions, rows);
   }
   step.hit_tokens += rows.hit;
   step.rows.push_back(rows);
@@ -284,7 +293,7 @@ void BlockManager::Reserve(PlannedStep& step) {
   }
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
     const StepRows& rows = step.rows[i];
-    const PlannedItem& item = step.items[i];
+    PlannedItem& item = step.items[i];
     Sequence& sequence = sequences_.at(item.sequence);
     if (item.first_plan) sequence.table = sequence.match_path;
     if (item.cow_target != kNoBlock) {
@@ -292,6 +301,10 @@ void BlockManager::Reserve(PlannedStep& step) {
       sequence.table[static_cast<std::size_t>(at)] = item.cow_target;
       sequence.first_dirty = std::min(sequence.first_dirty, at);
     }
+    item.tail_block =
+        rows.start % config_.block_size == 0 || item.first_plan
+            ? kNoBlock
+            : sequence.table[static_cast<std::size_t>(rows.start / config_.block_size)];
     for (std::int64_t n = 0; n < item.new_blocks; ++n) {
       sequence.table.push_back(step.undo[item.first_taken + static_cast<std::size_t>(n)].block);
     }
@@ -352,6 +365,8 @@ void BlockManager::Prepare(PlannedStep& step) {
     item.previous_step = sequence.last_step;
     ++sequence.live_steps;
     sequence.last_step = step.id;
+    // Keys turned by other angles must not be found by the tokens alone.
+    if (item.moved) sequence.indexable = false;
     sequence.match_path.clear();
     sequence.match_generations.clear();
   }

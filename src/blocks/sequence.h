@@ -20,6 +20,7 @@ struct Sequence {
   SequenceId id = SequenceId::kNone;  // kNone: this entry is free
   bool open = false;                  // false with an id: closed, but a live step still names it
   bool started = false;               // its first plan was made: the prefix hit is decided
+  bool keyed = false;                 // has a salt or extra keys
   bool indexable = true;              // false: its blocks must not enter the index any more
   bool corrupt = false;               // holds a block with a device fault
   bool pinned = false;                // closed: the table's references wait for a step's end
