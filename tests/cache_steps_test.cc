@@ -363,6 +363,29 @@ TEST_CASE("Positions of the caller's choice", "[cache]") {
   CHECK(world.errors() == "");
 }
 
+TEST_CASE("Keys that were turned by other positions are not shared by mistake", "[cache]") {
+  // In every case nine rows, two full blocks of four, of one prompt.
+  const auto matches = [](const OpenOptions& options, std::vector<std::int32_t> positions) {
+    auto made = KVCache::Create(RowWorld::Config({}), Device(Cpu()));
+    REQUIRE(made.ok());
+    KVCache cache = *std::move(made);
+    const std::vector<TokenId> prompt = Tokens(0, 9);
+    const SequenceId id = *cache.Open(prompt, options);
+    const StepItem item{id, 9, 0, positions};
+    Step step = *cache.Plan(std::span(&item, 1));
+    REQUIRE(cache.Prepare(step, {}).ok());
+    REQUIRE(cache.Commit(step, {}, {}).ok());
+    return cache.Match(prompt, options).tokens;
+  };
+  CHECK(matches({}, {0, 1, 2, 3, 4, 5, 6, 7, 8}) == 8);  // the default, spelled out
+  CHECK(matches({}, {5, 4, 40, 3, 0, 47, 6, 7, 8}) == 0);
+  CHECK(matches({}, {0, 1, 2, 3, 4, 5, 6, 8, 7}) <= 4);
+  // A key of the caller's own says that the positions are part of it.
+  const std::uint64_t image[] = {99};
+  CHECK(matches({.extra_keys = image}, {5, 4, 40, 3, 0, 47, 6, 7, 8}) == 8);
+  CHECK(matches({.salt = "other"}, {5, 4, 40, 3, 0, 47, 6, 7, 8}) == 8);
+}
+
 TEST_CASE("A contiguous cache: layer-major, one block a sequence", "[cache]") {
   LateWorld late({.block_size = 48, .blocks = 4, .layout = Layout::kLayerMajor});
   RowWorld& world = late.world;

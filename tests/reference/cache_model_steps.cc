@@ -335,10 +335,6 @@ std::string CacheModel::CompareStats(const Stats& stats) const {
   equal("free_blocks", stats.free_blocks, std::ssize(free_) - free_taken_);
   equal("idle_blocks", stats.idle_blocks, std::ssize(lru_));
   equal("held + reserved", stats.held_blocks + stats.reserved_blocks, used);
-  // Nor is it said of a copy, from which step on it is held.
-  for (const ModelStep& step : steps_) {
-    for (const ModelEntry& entry : step.entries) orphans |= entry.copied.has_value();
-  }
   if (!orphans) equal("reserved_blocks", stats.reserved_blocks, reserved);
   equal("in_transit_blocks", stats.in_transit_blocks, 0);
   equal("indexed_blocks", stats.indexed_blocks, std::ssize(index_));
