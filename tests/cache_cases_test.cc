@@ -21,7 +21,7 @@ std::int64_t CountNaN(KVCache& cache, std::int64_t elements) {
 
 // --- Append and addressing ------------------------------------------------------------------
 
-TEST_CASE("K48, K49: NaN of padding rows reaches no block; unused rows stay finite", "[cases]") {
+TEST_CASE("K48, K49: NaN of padding rows reaches no block, unused rows stay finite", "[cases]") {
   CaseCache c(CaseCache::Config(4, 6, BackendKind::kCpu));
   const SequenceId id = c.Open(Range(0, 13));
   const StepItem item{id, 13, 0, {}};
