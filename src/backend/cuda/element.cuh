@@ -4,6 +4,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 #include "base/float16.h"
@@ -12,56 +13,113 @@
 
 namespace lariat::cuda {
 
-// N elements that travel together, in pieces of up to 16 bytes.
-template <class T, int N>
-struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Pack {
-  T v[N];
-};
-
-// Plain loads and stores, which were the fastest for data that streams.
-// REQUIRES: the address is a multiple of the pack's alignment.
-template <int N, class T>
-__device__ __forceinline__ Pack<T, N> Load(const T* from) {
-  return *reinterpret_cast<const Pack<T, N>*>(from);
-}
-template <int N, class T>
-__device__ __forceinline__ void Save(T* to, const Pack<T, N>& pack) {
-  *reinterpret_cast<Pack<T, N>*>(to) = pack;
-}
-
 template <class T>
 using RealOf = typename Element<T>::Real;
 
-__device__ __forceinline__ float Widen(float x) { return x; }
-__device__ __forceinline__ double Widen(double x) { return x; }
-__device__ __forceinline__ float Widen(Bf16 x) { return __uint_as_float(unsigned{x.bits} << 16); }
-__device__ __forceinline__ float Widen(Fp16 x) { return __half2float(__ushort_as_half(x.bits)); }
+// N elements as they lie in memory, in whole words: 16-bit elements stay packed until they are
+// used, so that nothing waits for a load before it must.
+template <class T, int N>
+struct Pack {
+  static constexpr int kWords = static_cast<int>(N * sizeof(T) / 4);
+  std::uint32_t w[kWords];
 
-// One rounding; NaN becomes canonical (the hardware's own NaNs have other bits).
-template <class T>
-__device__ __forceinline__ T Narrow(RealOf<T> x) {
-  if constexpr (std::is_same_v<T, float>) {
-    return x == x ? x : __uint_as_float(kFp32NaN);
-  } else if constexpr (std::is_same_v<T, double>) {
-    return x == x ? x : __longlong_as_double(static_cast<long long>(kFp64NaN));
-  } else if constexpr (std::is_same_v<T, Bf16>) {
-    return {x == x ? __bfloat16_as_ushort(__float2bfloat16_rn(x)) : kBf16NaN};
-  } else {
-    return {x == x ? __half_as_ushort(__float2half_rn(x)) : kFp16NaN};
+  __device__ __forceinline__ RealOf<T> Get(int i) const {
+    if constexpr (std::is_same_v<T, double>) {
+      return __hiloint2double(static_cast<int>(w[2 * i + 1]), static_cast<int>(w[2 * i]));
+    } else if constexpr (std::is_same_v<T, float>) {
+      return __uint_as_float(w[i]);
+    } else if constexpr (std::is_same_v<T, Bf16>) {
+      return __uint_as_float(i % 2 == 0 ? w[i / 2] << 16 : w[i / 2] & 0xFFFF0000U);
+    } else {
+      __half2 pair;
+      std::memcpy(&pair, &w[i / 2], sizeof(pair));
+      return i % 2 == 0 ? __low2float(pair) : __high2float(pair);
+    }
+  }
+
+  // Rounds two values into the elements i and i + 1. REQUIRES: i is even. A NaN gets the hardware's
+  // bits: see MakeNaNsCanonical.
+  __device__ __forceinline__ void Set2(int i, RealOf<T> a, RealOf<T> b) {
+    if constexpr (std::is_same_v<T, double>) {
+      w[2 * i] = static_cast<std::uint32_t>(__double2loint(a));
+      w[2 * i + 1] = static_cast<std::uint32_t>(__double2hiint(a));
+      w[2 * i + 2] = static_cast<std::uint32_t>(__double2loint(b));
+      w[2 * i + 3] = static_cast<std::uint32_t>(__double2hiint(b));
+    } else if constexpr (std::is_same_v<T, float>) {
+      w[i] = __float_as_uint(a);
+      w[i + 1] = __float_as_uint(b);
+    } else if constexpr (std::is_same_v<T, Bf16>) {
+      const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
+      std::memcpy(&w[i / 2], &pair, sizeof(pair));
+    } else {
+      const __half2 pair = __floats2half2_rn(a, b);
+      std::memcpy(&w[i / 2], &pair, sizeof(pair));
+    }
+  }
+
+  __device__ __forceinline__ void SetNaN(int i) {
+    if constexpr (std::is_same_v<T, double>) {
+      w[2 * i] = 0;
+      w[2 * i + 1] = static_cast<std::uint32_t>(kFp64NaN >> 32);
+    } else if constexpr (std::is_same_v<T, float>) {
+      w[i] = kFp32NaN;
+    } else {
+      const std::uint32_t nan = std::is_same_v<T, Bf16> ? kBf16NaN : kFp16NaN;
+      const int shift = i % 2 * 16;
+      w[i / 2] = (w[i / 2] & ~(0xFFFFU << shift)) | (nan << shift);
+    }
+  }
+};
+
+// Bits of `values` that are NaN become the canonical ones; the whole costs one branch that is
+// hardly ever taken.
+template <class T, int N>
+__device__ __forceinline__ void MakeNaNsCanonical(Pack<T, N>& pack, const RealOf<T> (&values)[N]) {
+  bool any = false;
+#pragma unroll
+  for (int i = 0; i < N; ++i) any |= values[i] != values[i];
+  if (!any) return;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    if (values[i] != values[i]) pack.SetNaN(i);
   }
 }
 
-__device__ __forceinline__ float Multiply(float a, float b) { return __fmul_rn(a, b); }
-__device__ __forceinline__ double Multiply(double a, double b) { return __dmul_rn(a, b); }
-__device__ __forceinline__ float Add(float a, float b) { return __fadd_rn(a, b); }
-__device__ __forceinline__ double Add(double a, double b) { return __dadd_rn(a, b); }
+// Plain loads, which were the fastest for data that streams; the compiler may not move them behind
+// a branch, where they would start late.
+// REQUIRES: the address is a multiple of the pack's size, or of 16 where that is less.
+template <int N, class T>
+__device__ __forceinline__ Pack<T, N> Load(const T* from) {
+  constexpr int kBytes = static_cast<int>(N * sizeof(T));
+  Pack<T, N> pack;
+  if constexpr (kBytes % 16 == 0) {
+#pragma unroll
+    for (int i = 0; i < kBytes / 16; ++i) {
+      std::uint32_t* w = pack.w + 4 * i;
+      asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                   : "l"(reinterpret_cast<const uint4*>(from) + i));
+    }
+  } else {
+    static_assert(kBytes == 8);
+    asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(pack.w[0]), "=r"(pack.w[1]) : "l"(from));
+  }
+  return pack;
+}
 
-// Turns the pair (x, y) by the angle with cosine c and sine s. The intrinsics keep the compiler
-// from fusing a product with the sum.
-template <class Out, class Real>
-__device__ __forceinline__ void Turn(Real x, Real y, Real c, Real s, Out& to_x, Out& to_y) {
-  to_x = Narrow<Out>(Add(Multiply(x, c), -Multiply(y, s)));
-  to_y = Narrow<Out>(Add(Multiply(x, s), Multiply(y, c)));
+template <int N, class T>
+__device__ __forceinline__ void Save(T* to, const Pack<T, N>& pack) {
+  constexpr int kBytes = static_cast<int>(N * sizeof(T));
+  if constexpr (kBytes % 16 == 0) {
+#pragma unroll
+    for (int i = 0; i < kBytes / 16; ++i) {
+      reinterpret_cast<uint4*>(to)[i] =
+          make_uint4(pack.w[4 * i], pack.w[4 * i + 1], pack.w[4 * i + 2], pack.w[4 * i + 3]);
+    }
+  } else {
+    static_assert(kBytes == 8);
+    *reinterpret_cast<uint2*>(to) = make_uint2(pack.w[0], pack.w[1]);
+  }
 }
 
 // P pairs in registers, as they lie in memory. Alternating: x y x y ..., 2 P elements from `x` on.
@@ -71,17 +129,17 @@ template <int P, class T>
 __device__ __forceinline__ Pack<T, 2 * P> LoadPairs(const T* x, const T* y, bool alternate) {
   Pack<T, 2 * P> both;
   if constexpr (P == 1) {
-    both.v[0] = *x;
-    both.v[1] = alternate ? x[1] : *y;
+    const T pair[2] = {*x, alternate ? x[1] : *y};
+    std::memcpy(both.w, pair, sizeof(pair));
   } else if (alternate) {
     both = Load<2 * P>(x);
   } else {
     const Pack<T, P> first = Load<P>(x);
     const Pack<T, P> second = Load<P>(y);
 #pragma unroll
-    for (int i = 0; i < P; ++i) {
-      both.v[i] = first.v[i];
-      both.v[P + i] = second.v[i];
+    for (int i = 0; i < Pack<T, P>::kWords; ++i) {
+      both.w[i] = first.w[i];
+      both.w[Pack<T, P>::kWords + i] = second.w[i];
     }
   }
   return both;
@@ -90,40 +148,55 @@ __device__ __forceinline__ Pack<T, 2 * P> LoadPairs(const T* x, const T* y, bool
 template <int P, class T>
 __device__ __forceinline__ void SavePairs(const Pack<T, 2 * P>& both, bool alternate, T* x, T* y) {
   if constexpr (P == 1) {
-    *x = both.v[0];
-    *(alternate ? x + 1 : y) = both.v[1];
+    T pair[2];
+    std::memcpy(pair, both.w, sizeof(pair));
+    *x = pair[0];
+    *(alternate ? x + 1 : y) = pair[1];
   } else if (alternate) {
     Save<2 * P>(x, both);
   } else {
     Pack<T, P> first, second;
 #pragma unroll
-    for (int i = 0; i < P; ++i) {
-      first.v[i] = both.v[i];
-      second.v[i] = both.v[P + i];
+    for (int i = 0; i < Pack<T, P>::kWords; ++i) {
+      first.w[i] = both.w[i];
+      second.w[i] = both.w[Pack<T, P>::kWords + i];
     }
     Save<P>(x, first);
     Save<P>(y, second);
   }
 }
 
+__device__ __forceinline__ float Multiply(float a, float b) { return __fmul_rn(a, b); }
+__device__ __forceinline__ double Multiply(double a, double b) { return __dmul_rn(a, b); }
+__device__ __forceinline__ float Add(float a, float b) { return __fadd_rn(a, b); }
+__device__ __forceinline__ double Add(double a, double b) { return __dadd_rn(a, b); }
+
+// cos or sin of P pairs.
+template <class Real, int P>
+struct Table {
+  Real v[P];
+};
+
+// Turns P pairs. The intrinsics keep the compiler from fusing a product with the sum.
 template <class Out, int P, class In, class Real>
 __device__ __forceinline__ Pack<Out, 2 * P> TurnPairs(const Pack<In, 2 * P>& in,
-                                                      const Pack<Real, P>& c,
-                                                      const Pack<Real, P>& s, bool alternate) {
-  Pack<Out, 2 * P> out;
-  if (alternate) {
+                                                      const Table<Real, P>& c,
+                                                      const Table<Real, P>& s, bool alternate) {
+  Real out[2 * P];
 #pragma unroll
-    for (int i = 0; i < P; ++i) {
-      Turn(Widen(in.v[2 * i]), Widen(in.v[2 * i + 1]), c.v[i], s.v[i], out.v[2 * i],
-           out.v[2 * i + 1]);
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < P; ++i) {
-      Turn(Widen(in.v[i]), Widen(in.v[P + i]), c.v[i], s.v[i], out.v[i], out.v[P + i]);
-    }
+  for (int i = 0; i < P; ++i) {
+    const int a = P == 1 || alternate ? 2 * i : i;
+    const int b = P == 1 || alternate ? 2 * i + 1 : P + i;
+    const Real x = in.Get(a);
+    const Real y = in.Get(b);
+    out[a] = Add(Multiply(x, c.v[i]), -Multiply(y, s.v[i]));
+    out[b] = Add(Multiply(x, s.v[i]), Multiply(y, c.v[i]));
   }
-  return out;
+  Pack<Out, 2 * P> packed;
+#pragma unroll
+  for (int i = 0; i < 2 * P; i += 2) packed.Set2(i, out[i], out[i + 1]);
+  MakeNaNsCanonical(packed, out);
+  return packed;
 }
 
 // Bytes where the type stays, else converted.
@@ -132,9 +205,13 @@ __device__ __forceinline__ Pack<Out, N> Convert(const Pack<In, N>& in) {
   if constexpr (std::is_same_v<In, Out>) {
     return in;
   } else {
+    RealOf<In> values[N];
     Pack<Out, N> out;
 #pragma unroll
-    for (int i = 0; i < N; ++i) out.v[i] = Narrow<Out>(Widen(in.v[i]));
+    for (int i = 0; i < N; ++i) values[i] = in.Get(i);
+#pragma unroll
+    for (int i = 0; i < N; i += 2) out.Set2(i, values[i], values[i + 1]);
+    MakeNaNsCanonical(out, values);
     return out;
   }
 }

@@ -7,6 +7,8 @@
 // ballot finds the last that names its row. The cache row and the positions are loaded at once.
 // Many tokens: a block owns a run of rows, goes over the positions once and keeps the largest t per
 // row in shared memory, so that the cost is T per run instead of T per row.
+#include <algorithm>
+
 #include "backend/cuda/element.cuh"
 #include "backend/cuda/fault.cuh"
 #include "backend/cuda/launch.h"
@@ -20,11 +22,11 @@ constexpr int kWarp = 32;
 constexpr int kBallotTokens = 64;
 constexpr int kBallotWarps = 4;  // per block; 2 to 8 were equally good
 constexpr int kRunThreads = 256;
-constexpr int kMaxRun = 64;  // rows
-constexpr int kMinRun = 8;
+constexpr int kMaxRun = 16;  // rows
+constexpr int kMinRun = 4;
 constexpr int kWantedBlocks = 512;  // about four per multiprocessor
-constexpr int kEarlyChunks = 4;     // of a cache row, loaded before it is known to be needed
-constexpr std::uint32_t kMaxGridY = 65535;
+constexpr int kChunks = 4;          // pieces of a row that a lane has under way
+constexpr std::int64_t kMaxGridY = 65535;
 
 struct Args {
   const void* k_new;
@@ -51,26 +53,36 @@ struct Args {
 
 // P values of cos or sin, from index `at` on.
 template <int P, class T>
-__device__ __forceinline__ Pack<RealOf<T>, P> LoadTable(const void* table, std::int64_t at,
-                                                        bool wide) {
-  if constexpr (sizeof(T) >= 4) {
-    return Load<P>(static_cast<const T*>(table) + at);
+__device__ __forceinline__ Table<RealOf<T>, P> LoadValues(const T* from) {
+  Table<RealOf<T>, P> values;
+  if constexpr (P == 1) {
+    const T pair[2] = {*from, T{}};
+    Pack<T, 2> pack;
+    std::memcpy(pack.w, pair, sizeof(pair));
+    values.v[0] = pack.Get(0);
   } else {
-    if (wide) return Load<P>(static_cast<const float*>(table) + at);
-    const Pack<T, P> narrow = Load<P>(static_cast<const T*>(table) + at);
-    Pack<float, P> values;
+    const Pack<T, P> pack = Load<P>(from);
 #pragma unroll
-    for (int i = 0; i < P; ++i) values.v[i] = Widen(narrow.v[i]);
-    return values;
+    for (int i = 0; i < P; ++i) values.v[i] = pack.Get(i);
   }
+  return values;
 }
 
-// Elements of a piece that is moved: 16 bytes, or one element where alignment is not known.
 template <int P, class T>
-inline constexpr int kChunk = P > 1 ? static_cast<int>(16 / sizeof(T)) : 1;
+__device__ __forceinline__ Table<RealOf<T>, P> LoadTable(const void* table, std::int64_t at,
+                                                         bool wide) {
+  if constexpr (sizeof(T) == 2) {
+    if (wide) return LoadValues<P>(static_cast<const float*>(table) + at);
+  }
+  return LoadValues<P>(static_cast<const T*>(table) + at);
+}
+
+// What a row is moved in: 16 bytes, or one element where alignment is not known.
+template <int P, class T>
+using Chunk = std::conditional_t<P == 1, T, uint4>;
 
 // A warp's view of one output row.
-template <int P, class T>
+template <class T>
 struct Row {
   const T* cache;  // what lies there before
   T* to;
@@ -79,84 +91,85 @@ struct Row {
   std::int64_t l;
 };
 
-template <int P, class T>
-__device__ __forceinline__ Row<P, T> MakeRow(const Args& a, bool is_v, std::int64_t b,
-                                             std::int64_t l) {
+template <class T>
+__device__ __forceinline__ Row<T> MakeRow(const Args& a, bool is_v, std::int64_t b,
+                                          std::int64_t l) {
   const std::int64_t at = (b * a.cache_len + l) * a.row;
   const T* cache = static_cast<const T*>(is_v ? a.cache_v : a.cache_k);
   T* out = static_cast<T*>(a.out) + (is_v ? a.batch * a.cache_len * a.row : 0);
   return {cache + at, out + at, is_v, b, l};
 }
 
-// The first pieces of the cache's row, for each lane.
+// A few pieces of a row for each lane, all under way at once.
 template <int P, class T>
-struct EarlyChunks {
-  Pack<T, kChunk<P, T>> chunks[kEarlyChunks];
+struct Chunks {
+  Chunk<P, T> chunks[kChunks];
 
-  __device__ __forceinline__ void LoadFrom(const Args& a, const T* cache, std::uint32_t lane) {
+  __device__ __forceinline__ void LoadFrom(const Args& a, const T* from, std::uint32_t first) {
+    const auto* pieces = reinterpret_cast<const Chunk<P, T>*>(from);
 #pragma unroll
-    for (int i = 0; i < kEarlyChunks; ++i) {
-      const std::uint32_t chunk = lane + i * kWarp;
-      if (chunk < a.chunks) chunks[i] = Load<kChunk<P, T>>(cache + chunk * kChunk<P, T>);
+    for (int i = 0; i < kChunks; ++i) {
+      const std::uint32_t at = first + i * kWarp;
+      if (at < a.chunks) chunks[i] = pieces[at];
     }
   }
-  __device__ __forceinline__ void SaveTo(const Args& a, T* to, std::uint32_t lane) const {
+  __device__ __forceinline__ void SaveTo(const Args& a, T* to, std::uint32_t first) const {
+    auto* pieces = reinterpret_cast<Chunk<P, T>*>(to);
 #pragma unroll
-    for (int i = 0; i < kEarlyChunks; ++i) {
-      const std::uint32_t chunk = lane + i * kWarp;
-      if (chunk < a.chunks) Save<kChunk<P, T>>(to + chunk * kChunk<P, T>, chunks[i]);
+    for (int i = 0; i < kChunks; ++i) {
+      const std::uint32_t at = first + i * kWarp;
+      if (at < a.chunks) pieces[at] = chunks[i];
     }
   }
 };
 
+// Copies a row from chunk `first` on.
 template <int P, class T>
-__device__ __forceinline__ void CopyChunks(const Args& a, const T* from, T* to,
-                                           std::uint32_t first) {
-  for (std::uint32_t chunk = first; chunk < a.chunks; chunk += kWarp) {
-    Save<kChunk<P, T>>(to + chunk * kChunk<P, T>, Load<kChunk<P, T>>(from + chunk * kChunk<P, T>));
+__device__ __forceinline__ void CopyRow(const Args& a, const T* from, T* to, std::uint32_t first) {
+#pragma unroll 1
+  for (; first < a.chunks; first += kChunks * kWarp) {
+    Chunks<P, T> chunks;
+    chunks.LoadFrom(a, from, first);
+    chunks.SaveTo(a, to, first);
   }
 }
 
-// Turns the K row of token `from` into row l.
-template <int P, class T>
+// Turns the K row of a token into row l.
+template <int P, bool kAlternate, class T>
 __device__ __forceinline__ void TurnRow(const Args& a, const T* from, T* to, std::int64_t l,
                                         std::uint32_t lane) {
   const auto units = static_cast<std::uint32_t>(a.row / (2 * P));
+#pragma unroll 1
   for (std::uint32_t index = lane; index < units; index += kWarp) {
     const std::uint32_t head = a.units.Divide(index);
     const int pair = static_cast<int>(index - head * a.units.divisor) * P;
     const bool turns = pair < a.rotary_pairs;
-    const bool apart = turns && !a.alternate;
+    const bool alternate = kAlternate || !turns;
     const std::int64_t base = std::int64_t{head} * a.head_dim;
-    const std::int64_t x = base + (apart ? pair : 2 * pair);
+    const std::int64_t x = base + (alternate ? 2 * pair : pair);
     const std::int64_t y = base + pair + a.rotary_pairs;
-    const Pack<T, 2 * P> data = LoadPairs<P>(from + x, from + y, !apart);
-    if (!turns) {
-      SavePairs<P>(data, true, to + x, to + y);
-      continue;
+    Pack<T, 2 * P> data = LoadPairs<P>(from + x, from + y, alternate);
+    if (turns) {
+      const std::int64_t at = l * a.rotary_pairs + pair;
+      const auto c = LoadTable<P, T>(a.cos, at, a.wide_table);
+      const auto s = LoadTable<P, T>(a.sin, at, a.wide_table);
+      data = TurnPairs<T, P>(data, c, s, kAlternate);
     }
-    const std::int64_t at = l * a.rotary_pairs + pair;
-    const auto c = LoadTable<P, T>(a.cos, at, a.wide_table);
-    const auto s = LoadTable<P, T>(a.sin, at, a.wide_table);
-    SavePairs<P>(TurnPairs<T>(data, c, s, a.alternate), a.alternate, to + x, to + y);
+    SavePairs<P>(data, alternate, to + x, to + y);
   }
 }
 
-// Writes a row once: from token `winner` of its batch entry, or from the cache where that is < 0.
+// Writes the row of token `winner` of its batch entry.
 template <int P, class T>
-__device__ __forceinline__ void WriteRow(const Args& a, const Row<P, T>& row,
-                                         const EarlyChunks<P, T>& early, std::int64_t winner,
+__device__ __forceinline__ void WriteNew(const Args& a, const Row<T>& row, std::int64_t winner,
                                          std::uint32_t lane) {
-  if (winner < 0) {
-    early.SaveTo(a, row.to, lane);
-    CopyChunks<P>(a, row.cache, row.to, lane + kEarlyChunks * kWarp);
-    return;
-  }
   const std::int64_t from = (row.b * a.new_tokens + winner) * a.row;
   if (row.is_v) {
-    CopyChunks<P>(a, static_cast<const T*>(a.v_new) + from, row.to, lane);
+    CopyRow<P>(a, static_cast<const T*>(a.v_new) + from, row.to, lane);
+  } else if (a.alternate) {
+    TurnRow<P, true>(a, static_cast<const T*>(a.k_new) + from, row.to, row.l, lane);
   } else {
-    TurnRow<P>(a, static_cast<const T*>(a.k_new) + from, row.to, row.l, lane);
+    TurnRow<P, false>(a, static_cast<const T*>(a.k_new) + from, row.to, row.l, lane);
   }
 }
 
@@ -170,61 +183,72 @@ __device__ __forceinline__ void Report(const Args& a, std::int64_t b, std::int64
   RecordFault(a.fault, FaultKind::kPosition, b * a.new_tokens + t, position);
 }
 
-// Grid: (rows / kBallotWarps, 2 * batch, in strides). REQUIRES: new_tokens <= kBallotTokens.
+// The grid's y and z together number the batch entries: each goes up to 65535.
+__device__ __forceinline__ std::int64_t BatchIndex() {
+  return std::int64_t{blockIdx.z} * gridDim.y + blockIdx.y;
+}
+
+// Grid: (rows / kBallotWarps, 2 * batch). REQUIRES: new_tokens <= kBallotTokens.
 template <int P, class T>
 __global__ void __launch_bounds__(kBallotWarps* kWarp)
     RopeUpdateFewKernel(const __grid_constant__ Args a) {
   const std::uint32_t lane = threadIdx.x;
   const std::int64_t l = std::int64_t{blockIdx.x} * kBallotWarps + threadIdx.y;
-  if (l >= a.cache_len) return;
-  for (std::int64_t y = blockIdx.y; y < 2 * a.batch; y += gridDim.y) {
-    const bool is_v = y >= a.batch;
-    const Row<P, T> row = MakeRow<P, T>(a, is_v, is_v ? y - a.batch : y, l);
-    EarlyChunks<P, T> early;
-    early.LoadFrom(a, row.cache, lane);
-    std::int64_t winner = -1;
+  const std::int64_t index = BatchIndex();
+  if (l >= a.cache_len || index >= 2 * a.batch) return;
+  const bool is_v = index >= a.batch;
+  const Row<T> row = MakeRow<T>(a, is_v, is_v ? index - a.batch : index, l);
+  Chunks<P, T> early;  // most rows stay as they are
+  early.LoadFrom(a, row.cache, lane);
+  std::int64_t winner = -1;
 #pragma unroll
-    for (int first = 0; first < kBallotTokens; first += kWarp) {
-      const std::int64_t t = first + static_cast<int>(lane);
-      const bool there = t < a.new_tokens;
-      const std::int64_t position = there ? a.positions[row.b * a.new_tokens + t] : l;
-      const unsigned hits = __ballot_sync(~0U, there && position == l);
-      if (hits != 0) winner = first + 31 - __clz(static_cast<int>(hits));
-      if (l == 0 && !is_v && there && OutOfRange(a, position)) Report(a, row.b, t, position);
-    }
-    WriteRow(a, row, early, winner, lane);
+  for (int first = 0; first < kBallotTokens; first += kWarp) {
+    const std::int64_t t = first + static_cast<int>(lane);
+    const bool there = t < a.new_tokens;
+    const std::int64_t position = there ? a.positions[row.b * a.new_tokens + t] : l;
+    const unsigned hits = __ballot_sync(~0U, there && position == l);
+    if (hits != 0) winner = first + 31 - __clz(static_cast<int>(hits));
+    if (l == 0 && !is_v && there && OutOfRange(a, position)) Report(a, row.b, t, position);
+  }
+  if (winner >= 0) {
+    WriteNew<P>(a, row, winner, lane);
+  } else {
+    early.SaveTo(a, row.to, lane);
+    CopyRow<P>(a, row.cache, row.to, lane + kChunks * kWarp);
   }
 }
 
-// Grid: (runs, batch, in strides).
+// Grid: (runs, batch).
 template <int P, class T>
-__global__ void __launch_bounds__(kRunThreads)
+__global__ void __launch_bounds__(kRunThreads, 4)
     RopeUpdateManyKernel(const __grid_constant__ Args a) {
   __shared__ int winners[kMaxRun];
   const std::uint32_t lane = threadIdx.x % kWarp;
-  const int warp = static_cast<int>(threadIdx.x / kWarp);
+  const std::int64_t b = BatchIndex();
   const std::int64_t first = std::int64_t{blockIdx.x} * a.run;
   const int rows = static_cast<int>(a.cache_len - first < a.run ? a.cache_len - first : a.run);
-  for (std::int64_t b = blockIdx.y; b < a.batch; b += gridDim.y) {
-    __syncthreads();  // the last batch entry's winners have been read
-    if (threadIdx.x < kMaxRun) winners[threadIdx.x] = -1;
-    __syncthreads();
-    const std::int32_t* positions = a.positions + b * a.new_tokens;
-#pragma unroll 4
-    for (std::int64_t t = threadIdx.x; t < a.new_tokens; t += kRunThreads) {
-      const std::int64_t position = positions[t];
-      const std::int64_t at = position - first;
-      if (at >= 0 && at < rows) atomicMax(&winners[at], static_cast<int>(t));
-      if (first == 0 && OutOfRange(a, position)) Report(a, b, t, position);
-    }
-    __syncthreads();
-    for (int task = warp; task < 2 * rows; task += kRunThreads / kWarp) {
-      const int at = task / 2;
-      const Row<P, T> row = MakeRow<P, T>(a, task % 2 != 0, b, first + at);
-      EarlyChunks<P, T> early;
-      const int winner = winners[at];
-      if (winner < 0) early.LoadFrom(a, row.cache, lane);
-      WriteRow(a, row, early, winner, lane);
+  if (b >= a.batch) return;
+  if (threadIdx.x < kMaxRun) winners[threadIdx.x] = -1;
+  __syncthreads();
+  const std::int32_t* positions = a.positions + b * a.new_tokens;
+#pragma unroll 8
+  for (std::int64_t t = threadIdx.x; t < a.new_tokens; t += kRunThreads) {
+    const std::int64_t position = positions[t];
+    const std::int64_t at = position - first;
+    if (at >= 0 && at < rows) atomicMax(&winners[at], static_cast<int>(t));
+    if (first == 0 && OutOfRange(a, position)) Report(a, b, t, position);
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int task = static_cast<int>(threadIdx.x / kWarp); task < 2 * rows;
+       task += kRunThreads / kWarp) {
+    const int at = task / 2;
+    const Row<T> row = MakeRow<T>(a, task % 2 != 0, b, first + at);
+    const int winner = winners[at];
+    if (winner >= 0) {
+      WriteNew<P>(a, row, winner, lane);
+    } else {
+      CopyRow<P>(a, row.cache, row.to, lane);
     }
   }
 }
@@ -266,8 +290,8 @@ Args MakeArgs(const RopeUpdateParams& p, bool aligned) {
 template <int P, class T>
 cudaError_t LaunchWidth(const Args& a, cudaStream_t stream) {
   const auto grid = [](std::int64_t x, std::int64_t y) {
-    return dim3(static_cast<std::uint32_t>(x),
-                static_cast<std::uint32_t>(std::min<std::int64_t>(y, kMaxGridY)));
+    return dim3(static_cast<std::uint32_t>(x), static_cast<std::uint32_t>(std::min(y, kMaxGridY)),
+                static_cast<std::uint32_t>((y + kMaxGridY - 1) / kMaxGridY));
   };
   if (a.new_tokens <= kBallotTokens) {
     return Launch(RopeUpdateFewKernel<P, T>,
