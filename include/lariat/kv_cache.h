@@ -284,7 +284,8 @@ struct Stats {
 //
 // Threads: externally synchronised; GetStats may be called from any thread.
 // Streams: the steps that live at once share one stream; a new stream first waits for the last
-//   step's event. Nothing here blocks the host but Create, ReadRows and the destructor.
+//   step's event. Nothing here blocks the host but Create, ReadRows, the destructor, and a Plan that
+//   is max_steps_in_flight + 2 steps ahead of the device (it waits for the oldest one's staging).
 // Determinism: the same calls in the same order give the same handles, slots, hits, evictions and
 //   errors, whatever the device does meanwhile (a device fault is the one exception, see Poll).
 // Ownership: the cache owns its pool and tables; inputs are the caller's and must live until the
