@@ -2,8 +2,8 @@
 // The public traces: answers of an independent count, and the time and memory that a run takes.
 #include <sys/resource.h>
 
-#include <ctime>
 #include <cmath>
+#include <ctime>
 #include <filesystem>
 #include <string>
 
