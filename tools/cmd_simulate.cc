@@ -82,6 +82,9 @@ int RunSimulate(const SimulateOptions& options) {
   Result<SimulateInputs> inputs = LoadSimulateInputs(options);
   if (!inputs.ok()) return Fail(inputs.status());
   WarnOfBadLines(inputs->trace);
+  for (const std::string& warning : inputs->config.model.warnings) {
+    spdlog::warn("{}: {}", inputs->config.model.name, warning);
+  }
   const Result<SimulationResult> result = [&] {
     ProgressBar bar;
     if (bar.shown()) {
