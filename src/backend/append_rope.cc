@@ -217,7 +217,12 @@ Status CheckPointers(const AppendRopeParams& p, std::int64_t q_extent) {
       return s;
     }
     if (p.table_choice != nullptr) {
-      if (Status s = check::Pointer("table_choice", p.table_choice, 4); !s.ok()) return s;
+      if (Status s =
+              check::First({check::Pointer("table_choice", p.table_choice, 4),
+                            check::Range("num_positions", p.num_positions, 1, check::kMaxInt32)});
+          !s.ok()) {
+        return s;
+      }
     }
   }
   if (p.q_heads > 0) {
