@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cstdlib>
+#include <utility>
 
 #include "backend/backend.h"
 #include "backend/check.h"
