@@ -109,7 +109,7 @@ TEST_CASE("Fields that are wrong are named, with what is there and what is allow
        "hybrid_layer_pattern: missing; must be a list of 0 (full) and 1 (sliding)"},
       // Latent attention.
       {With({{"model_type", "deepseek_v3"}}),
-       "kv_lora_rank: missing; model_type deepseek_v3 requires an integer >= 1"},
+       "kv_lora_rank: missing; this model_type requires an integer >= 1"},
       {With({{"qk_rope_head_dim", "absent"}}, With(kMla)),
        "qk_rope_head_dim: missing; required because kv_lora_rank is 32"},
       {With({{"qk_rope_head_dim", 7}}, With(kMla)), "qk_rope_head_dim: 7; must be even and <= 512"},
