@@ -2,9 +2,12 @@
 # The test programs, one line each.
 lariat_test(rope_test SOURCES rope_test.cc)
 lariat_test(rope_golden_test SOURCES rope_golden_test.cc SESSION)
+lariat_test(rope_tables_test SOURCES rope_tables_test.cc SESSION)
 lariat_test(cases_rope_test SOURCES cases_rope_test.cc)
 lariat_test(safetensors_test SOURCES safetensors_test.cc SESSION)
-lariat_test(model_test SOURCES model_test.cc SESSION)
+lariat_test(presets_test SOURCES presets_test.cc SESSION)
+lariat_test(hf_config_test SOURCES hf_config_test.cc SESSION)
+lariat_test(cases_config_test SOURCES cases_config_test.cc SESSION)
 lariat_test(trace_test SOURCES trace_test.cc trace_errors_test.cc SESSION)
 lariat_test(cache_random_test SOURCES cache_random_test.cc support/random_calls.cc
             reference/cache_model.cc reference/cache_model_steps.cc)
