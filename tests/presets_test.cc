@@ -116,11 +116,19 @@ TEST_CASE("The models that people run are there") {
 }
 
 TEST_CASE("What a step costs is made of all the weights") {
-  for (const std::string& name : ModelPresetNames()) {
-    const ModelConfig model = *ModelPreset(name);
+  std::vector<ModelConfig> models;
+  for (const std::string& name : ModelPresetNames()) models.push_back(*ModelPreset(name));
+  // Dense layers before sparse ones, and shared experts, which no preset has with full attention.
+  models.push_back(*ModelConfig::FromHuggingFaceJson(R"({
+      "model_type": "glm4_moe", "num_hidden_layers": 5, "hidden_size": 1024, "vocab_size": 1000,
+      "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128,
+      "intermediate_size": 4096, "moe_intermediate_size": 512, "n_routed_experts": 16,
+      "num_experts_per_tok": 2, "n_shared_experts": 3, "first_k_dense_replace": 2})"));
+  CHECK(models.back().moe_layers == 3);
+  for (const ModelConfig& model : models) {
     const Result<ModelCost> cost = MakeModelCost(model, DType::kBF16);
     if (!cost.ok()) continue;  // a kind of layer that the cost model does not know
-    CAPTURE(name);
+    CAPTURE(model.name);
     const double embedding = static_cast<double>(model.vocab_size * model.hidden_size);
     const double weights = cost->gemm_weights + cost->head_weights +
                            double{1} * cost->moe_layers * cost->experts * cost->expert_weights +
