@@ -42,6 +42,10 @@ __global__ void SpinKernel(std::int64_t nanoseconds) {
   } while (static_cast<std::int64_t>(now - begin) < nanoseconds);
 }
 
+__global__ void SpinFlagKernel(const volatile int* flag) {
+  while (*flag == 0) __nanosleep(1000);
+}
+
 }  // namespace
 
 void GatherOnHost(const GatherParams& params) {
@@ -58,6 +62,11 @@ const char* GatherOnDevice(const GatherParams& params, Stream stream) {
 
 const char* Spin(Stream stream, double milliseconds) {
   SpinKernel<<<1, 1, 0, Of(stream)>>>(static_cast<std::int64_t>(milliseconds * 1e6));
+  return Text(cudaGetLastError());
+}
+
+const char* SpinUntil(Stream stream, int* flag) {
+  SpinFlagKernel<<<1, 1, 0, Of(stream)>>>(flag);
   return Text(cudaGetLastError());
 }
 
