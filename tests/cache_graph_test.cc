@@ -326,16 +326,16 @@ TEST_CASE("Two steps in flight and a cancel on a late GPU stream", "[cuda]") {
   // A newcomer takes a's blocks while the stream has not begun with its last readers.
   const SequenceId c = ranks.Open(CaseCache::Range(500, 44));
   for (int i = 0; i < 3; ++i) {
-    // if (i == 2) {
-    // The third plan comes round to the staging of the first late step, and waits for it.
-    CHECK(ranks[2].cache().Poll()->pending_events == 4);
-    *go = 1;
+    if (i == 2) {
+      // The third plan comes round to the staging of the first late step, and waits for it.
+      CHECK(ranks[2].cache().Poll()->pending_events == 4);
+      *go = 1;
+    }
+    REQUIRE(ranks.Run({{c, 15, 0, {}}, {b, 1, 0, {}}}));
+    ranks.Commit({});
   }
-  REQUIRE(ranks.Run({{c, 15, 0, {}}, {b, 1, 0, {}}}));
-  ranks.Commit({});
-}
-CHECK(ranks[0].cache().GetStats().evicted_blocks > 0);
-ranks.CompareAll();
+  CHECK(ranks[0].cache().GetStats().evicted_blocks > 0);
+  ranks.CompareAll();
 }
 
 TEST_CASE("A fault recorded by a replayed graph names the right step", "[cuda]") {

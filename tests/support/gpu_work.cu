@@ -42,8 +42,14 @@ __global__ void SpinKernel(std::int64_t nanoseconds) {
   } while (static_cast<std::int64_t>(now - begin) < nanoseconds);
 }
 
+// Ends by itself after a minute, so that a test that fails before it sets the flag ends too.
 __global__ void SpinFlagKernel(const volatile int* flag) {
-  while (*flag == 0) __nanosleep(1000);
+  std::uint64_t begin, now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+  do {
+    __nanosleep(1000);
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  } while (*flag == 0 && now - begin < 60'000'000'000);
 }
 
 }  // namespace
