@@ -73,7 +73,7 @@ KVCache::Impl::~Impl() {
     if (record.event_pending) (void)WaitFor(record.event);
     if (record.event.handle != nullptr) device.DestroyEvent(record.event);
   }
-  if (side_stream.handle != nullptr) device.DestroyStream(side_stream);
+  if (side_stream) device.DestroyStream(*side_stream);
 }
 
 Status KVCache::Impl::CreateEvents() {
@@ -89,8 +89,8 @@ Status KVCache::Impl::CreateEvents() {
 }
 
 Status KVCache::Impl::WaitFor(Event event) {
-  if (Status s = device.Wait(side_stream, event); !s.ok()) return s;
-  return device.Synchronize(side_stream);
+  if (Status s = device.Wait(*side_stream, event); !s.ok()) return s;
+  return device.Synchronize(*side_stream);
 }
 
 void KVCache::Impl::Publish() {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -75,8 +76,8 @@ struct KVCache::Impl {
   std::vector<StepRecord> ring;
   std::uint64_t last_prepared = 0;  // id
   Stream last_stream;  // of the last step that was prepared; may be gone once all ended
-  Stream side_stream;  // the cache's own, for waiting and reading
-  Event last_event;    // of the last step that ended; null: none yet
+  std::optional<Stream> side_stream;      // the cache's own, for waiting and reading
+  Event last_event;                       // of the last step that ended; null: none yet
   std::vector<storage::BlockMove> moves;  // scratch
   std::vector<StepFault> faults;          // harvested, not reported yet
 

@@ -283,9 +283,9 @@ Result<Stream> KVCache::Impl::ReadingStream() {
   // Copies that a live step started may hold settled rows.
   if (manager.live_steps() > 0) return last_stream;
   if (last_event.handle != nullptr) {
-    if (Status s = device.Wait(side_stream, last_event); !s.ok()) return s;
+    if (Status s = device.Wait(*side_stream, last_event); !s.ok()) return s;
   }
-  return side_stream;
+  return *side_stream;
 }
 
 Status KVCache::Impl::ReadRows(SequenceId id, int layer, std::int64_t first, std::int64_t count,
