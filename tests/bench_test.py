@@ -60,6 +60,40 @@ class Bench(unittest.TestCase):
             self.assertEqual((code, len(json.load(file))), (0, 1))
             self.assertIn("rope-update", out)
 
+    def test_in_is_dtype_by_default(self):
+        row, = self.rows("append", "--shape", "T=2,dtype=fp32")
+        self.assertIn("in=fp32", row["shape"])
+        self.assertEqual(row["dtype"], "fp32")
+
+    def test_a_shape_without_room(self):
+        for shape in ("B=65536,L=16777216,H=1024,D=512", "B=4096,L=65536,H=64,D=128"):
+            code, out, err = bench("rope-update", "--shape", shape, "--json", "-")
+            self.assertEqual((code, out), (2, ""), shape)
+            self.assertRegex(err, r"B=\d+.*takes about \S+ bytes")
+        # Of what the host has, a limit leaves little.
+        done = subprocess.run(
+            ["bash", "-c", 'ulimit -v 2000000; exec "$@"', "-", LARIAT, "bench", "rope-update",
+             "--backend", "cpu", "--shape", "B=8,L=65536,H=8,D=128", "--json", "-"],
+            capture_output=True, text=True, check=False)
+        self.assertEqual((done.returncode, done.stdout), (2, ""))
+        self.assertRegex(done.stderr, r"B=8.*bytes")
+        self.assertNotIn("bad_alloc", done.stderr)
+
+    def test_messages_name_the_key(self):
+        for shape, said in (("in=fp16", "in=fp16"), ("dtype=fp64", "dtype and in"),
+                            ("k_dim=7", "k_dim=7"), ("rotary_dim=256", "rotary_dim=256"),
+                            ("W=2", "q_heads"), ("", "is empty")):
+            code, out, err = bench("append", "--shape", shape, "--json", "-")
+            self.assertEqual((code, out), (2, ""), shape)
+            self.assertIn("--shape", err)
+            self.assertIn(said, err)
+
+    def test_the_document_can_be_written(self):
+        for path in ("/nonexistent/b.json", "/tmp", ""):
+            code, out, err = bench("append", "--shape", "T=1", "--json", path)
+            self.assertEqual((code, out), (2, ""), path)
+            self.assertIn("--json", err)
+
     def test_bad_usage(self):
         for arguments in (["dance"], [], ["mla-append"], ["append", "--shape", "T=0"],
                           ["append", "--shape", "T=1,T=2"], ["append", "--shape", "W=2"],

@@ -16,6 +16,7 @@ constexpr std::int64_t kPositions = 8192;   // rows of the RoPE table
 constexpr std::int64_t kDecodeTokens = 64;  // up to here every token is a sequence of its own
 constexpr std::int64_t kChunk = 4096;       // beyond, sequences have this many rows
 constexpr std::int64_t kPoolBytes = 256 << 20;
+constexpr DType kAsStored = DType::kFP8E4M3;  // stands for an `in` that is not given
 
 // AppendRope into a block-major pool of one layer, [block][K|V][row][head][element].
 class AppendWorkload : public Workload {
@@ -53,13 +54,28 @@ class AppendWorkload : public Workload {
             {"in", &in_dtype_},
             {"dtype", &dtype_}};
   }
+  double set_size() const override { return static_cast<double>(bytes()); }
+  double shared_size() const override {
+    const std::int64_t needed = tokens_ <= kDecodeTokens ? tokens_ : tokens_ / block_size_ + 1;
+    return static_cast<double>(needed * BlockElements() * Size());  // of the pool, at least
+  }
   Status Complete() override {
     if (rotary_dim_ < 0) rotary_dim_ = k_dim_;
+    if (in_dtype_ == kAsStored) in_dtype_ = dtype_;
+    if (dtype_ == DType::kFP64 || in_dtype_ == DType::kFP64) {
+      return Unsupported("--shape: dtype and in may be fp32, fp16, bf16; append has no fp64");
+    }
+    if (in_dtype_ != dtype_ && in_dtype_ != DType::kFP32) {
+      return Unsupported("--shape: in=" + std::string(DTypeName(in_dtype_)) +
+                         "; allowed: dtype, which is " + std::string(DTypeName(dtype_)) +
+                         ", or fp32");
+    }
     if (k_dim_ % 2 == 0 && v_dim_ % 2 == 0 && rotary_dim_ % 2 == 0 && rotary_dim_ <= k_dim_) {
       return Status::Ok();
     }
-    return InvalidArgument(
-        "--shape: k_dim, v_dim and rotary_dim must be even, and rotary_dim <= k_dim");
+    return InvalidArgument("--shape: k_dim=" + std::to_string(k_dim_) + ", v_dim=" +
+                           std::to_string(v_dim_) + ", rotary_dim=" + std::to_string(rotary_dim_) +
+                           "; allowed: even numbers, and rotary_dim up to k_dim");
   }
 
  private:
@@ -76,7 +92,7 @@ class AppendWorkload : public Workload {
   std::int64_t tokens_ = 1, q_heads_ = 0, kv_heads_ = 8, k_dim_ = 128, v_dim_ = 128;
   std::int64_t rotary_dim_ = -1, block_size_ = 16;
   RopeStyle style_ = RopeStyle::kHalf;
-  DType in_dtype_ = DType::kBF16, dtype_ = DType::kBF16;
+  DType in_dtype_ = kAsStored, dtype_ = DType::kBF16;
 
   std::optional<Device> device_;
   std::int64_t blocks_ = 0;
@@ -122,7 +138,7 @@ void AppendWorkload::MakeSlots(std::mt19937_64& random) {
 
 Status AppendWorkload::Prepare(Device& device, Stream stream) {
   if (sets() > kMaxSets) {
-    return InvalidArgument("append: T = " + std::to_string(tokens_) +
+    return InvalidArgument("--shape: T=" + std::to_string(tokens_) +
                            " is too small to be cold: its rows fit every cache");
   }
   device_ = device;

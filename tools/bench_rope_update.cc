@@ -40,10 +40,16 @@ class RopeUpdateWorkload : public Workload {
             {"D", &dim_, 2, 512},        {"rotary_dim", &rotary_dim_, 0, 512},
             {"style", &style_},          {"dtype", &dtype_}};
   }
+  double set_size() const override {
+    return 4.0 * static_cast<double>(batch_ * std::max(length_, tokens_)) *
+           static_cast<double>(Row());
+  }
   Status Complete() override {
     if (rotary_dim_ < 0) rotary_dim_ = dim_;
     if (dim_ % 2 == 0 && rotary_dim_ % 2 == 0 && rotary_dim_ <= dim_) return Status::Ok();
-    return InvalidArgument("--shape: D and rotary_dim must be even, and rotary_dim <= D");
+    return InvalidArgument("--shape: D=" + std::to_string(dim_) +
+                           ", rotary_dim=" + std::to_string(rotary_dim_) +
+                           "; allowed: even numbers, and rotary_dim up to D");
   }
 
  private:
@@ -90,8 +96,8 @@ Status RopeUpdateWorkload::MakeTables() {
 
 Status RopeUpdateWorkload::Prepare(Device& device, Stream stream) {
   if (sets() > kMaxSets) {
-    return InvalidArgument("rope-update: B = " + std::to_string(batch_) +
-                           ", L = " + std::to_string(length_) + " is too small to be cold");
+    return InvalidArgument("--shape: B=" + std::to_string(batch_) +
+                           ",L=" + std::to_string(length_) + " is too small to be cold");
   }
   device_ = device;
   std::mt19937_64 random(1);

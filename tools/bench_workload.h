@@ -29,11 +29,15 @@ class Workload {
   virtual std::string op() const = 0;
   virtual DType dtype() const = 0;
   // Reads a --shape text over the defaults. To be called first, with "" too.
-  Status Configure(std::string_view text) {
-    const Status read = ReadShape(text, fields());
-    return read.ok() ? Complete() : read;
-  }
+  // Errors: kInvalidArgument, kUnsupported: a key or value. kResourceExhausted: it takes more
+  // memory
+  //   than the machine has.
+  Status Configure(std::string_view text);
   std::string shape() { return ShapeText(fields()); }
+  // Bytes that Prepare takes, about: what the host makes, and what the device holds.
+  double memory() const;
+  // What to answer where there is no room for that.
+  Status NoRoom() const;
   // Of one launch: bytes that must move, and floating-point operations.
   virtual std::int64_t bytes() const = 0;
   virtual std::int64_t flops() const = 0;
@@ -56,6 +60,9 @@ class Workload {
   virtual std::vector<ShapeField> fields() = 0;
   // Fills in what depends on other fields, and checks them together.
   virtual Status Complete() = 0;
+  // Bytes of one set's buffers and of what the sets share, about. A double: a shape may be absurd.
+  virtual double set_size() const = 0;
+  virtual double shared_size() const { return 0; }
 
  private:
   bool hot_;

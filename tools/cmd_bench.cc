@@ -6,7 +6,9 @@
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <memory>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -14,6 +16,7 @@
 #include "bench_timer.h"
 #include "bench_workload.h"
 #include "commands.h"
+#include "option_checks.h"
 
 namespace lariat::tools {
 namespace {
@@ -138,7 +141,8 @@ Result<std::vector<BenchRow>> SelectRows(const BenchOptions& options) {
   for (const Op* op : *ops) {
     for (const std::string& shape : options.shapes) {
       Status status = AddRow(*op, shape, !options.cold, rows);
-      if (!status.ok()) return status;
+      if (!status.ok())
+        return Status(status.code(), "bench " + std::string(op->name) + ": " + status.message());
     }
     if (!options.shapes.empty()) continue;
     std::string last;
@@ -166,6 +170,9 @@ class Bench : public benchmark::BenchmarkReporter {
   Status RunAll();
   // The exit code that the rows add up to; tells what went wrong.
   int Outcome() const;
+  bool has_results() const {
+    return std::any_of(rows_.begin(), rows_.end(), [](const BenchRow& r) { return r.status.ok(); });
+  }
   std::string Json() const;
 
  private:
@@ -215,10 +222,14 @@ Status Bench::RunAll() {
 
 Status Bench::Prepare(BenchRow& row) {
   row.prepared = true;
-  Status status = row.workload->Prepare(device_, stream_);
-  if (status.ok()) status = row.workload->Check(stream_);
-  if (status.ok()) status = timer_->Begin(*row.workload, stream_);
-  return status;
+  try {
+    Status status = row.workload->Prepare(device_, stream_);
+    if (status.ok()) status = row.workload->Check(stream_);
+    if (status.ok()) status = timer_->Begin(*row.workload, stream_);
+    return status;
+  } catch (const std::bad_alloc&) {  // of the data on the host
+    return row.workload->NoRoom();
+  }
 }
 
 // One repetition; the first one makes the row ready.
@@ -260,8 +271,10 @@ int Bench::Outcome() const {
   int outcome = kExitOk;
   for (const BenchRow& row : rows_) {
     if (row.status.ok()) continue;
-    spdlog::error("{} {}: {}", row.workload->op(), row.shape, row.status.ToString());
-    outcome = kExitCheckFailed;
+    spdlog::error("{} {}: {}", row.workload->op(), row.shape, row.status.message());
+    // A wrong result says more than a row that could not be run.
+    const bool wrong = row.status.code() == Code::kCorruptData;
+    if (outcome != kExitCheckFailed) outcome = wrong ? kExitCheckFailed : kExitBadUsage;
   }
   return outcome;
 }
@@ -292,6 +305,8 @@ int Fail(const Status& status) {
 }
 
 int RunBench(const BenchOptions& options) {
+  const Status output = CheckOutput("--json", options.json);
+  if (!output.ok()) return Fail(output);
   const Result<BackendKind> backend = ChooseBackend(options.backend);
   if (!backend.ok()) return Fail(backend.status());
   if (*backend == BackendKind::kNull) {
@@ -307,7 +322,7 @@ int RunBench(const BenchOptions& options) {
   Bench bench(*device, std::move(timer), *std::move(rows), options.json != "-");
   const Status run = bench.RunAll();
   if (!run.ok()) return Fail(run);
-  if (!options.json.empty()) {
+  if (!options.json.empty() && bench.has_results()) {
     const Status written = WriteText(options.json, bench.Json());
     if (!written.ok()) return Fail(written);
   }
@@ -324,14 +339,17 @@ void AddBench(CLI::App& app, int& exit_code) {
   command
       ->add_option("--shape", options->shapes,
                    "KEY=VALUE,... over the operation's defaults; may be repeated")
+      ->check(NotEmpty())
       ->allow_extra_args(false);
   CLI::Option* const hot =
       command->add_flag("--hot", options->hot, "One working set, again and again");
   command->add_flag("--cold", options->cold, "Working sets of more than 200 MB in turn")
       ->excludes(hot);
   command->add_option("--backend", options->backend, "auto, cpu, cuda")->capture_default_str();
-  command->add_option("--json", options->json,
-                      "Write the results as JSON; - is stdout, and then nothing else");
+  command
+      ->add_option("--json", options->json,
+                   "Write the results as JSON; - is stdout, and then nothing else")
+      ->check(NotEmpty());
   command->callback([options, &exit_code] { exit_code = RunBench(*options); });
 }
 

@@ -27,10 +27,14 @@ void AddBench(CLI::App& app, int& exit_code);
 // kInvalidArgument: another name, in either.
 Result<BackendKind> ChooseBackend(const std::string& option);
 
-// "8GiB", "512MiB", "80GB", "1e9", "4096": bytes, a whole number of at least 1. Units are powers of
-// 1024 with an i (KiB, MiB, GiB, TiB), of 1000 without, in any case.
+// "8GiB", "1.1GiB", "80GB", "1e9", "4096": at least 1 byte, rounded down to whole bytes. Units are
+// powers of 1024 with an i (KiB, MiB, GiB, TiB), of 1000 without, in any case.
 // Errors: kInvalidArgument, saying what is allowed.
 Result<std::int64_t> ParseSize(const std::string& text);
+
+// Whether the file that `flag` names can be written, without touching it; "-" and none can. For
+// before a long run. Errors: kInvalidArgument, naming the flag and why.
+Status CheckOutput(const std::string& flag, const std::string& path);
 
 // Writes a whole document; "-" is stdout.
 // Errors: kInvalidArgument: the file cannot be written.

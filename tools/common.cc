@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "commands.h"
@@ -41,8 +46,8 @@ Result<std::int64_t> ParseSize(const std::string& text) {
       {"gib", 1073741824.0},
       {"tib", 1099511627776.0},
   }};
-  const Status bad = InvalidArgument(
-      text + "; allowed: a whole number of bytes, at least 1, as in 8GiB, 512MiB, 80GB or 1e9");
+  const Status bad =
+      InvalidArgument(text + "; allowed: at least 1 byte, as in 8GiB, 1.5GiB, 512MiB, 80GB or 1e9");
   double number = 0;
   const char* const end = text.data() + text.size();
   const auto [rest, error] = std::from_chars(text.data(), end, number);
@@ -54,20 +59,47 @@ Result<std::int64_t> ParseSize(const std::string& text) {
     if (unit != name) continue;
     const double bytes = number * factor;
     // Beyond 2^53 a double does not hold every whole number, and no machine has as much.
-    if (bytes < 1 || bytes > 9007199254740992.0 || bytes != std::floor(bytes)) return bad;
-    return static_cast<std::int64_t>(bytes);
+    if (bytes < 1 || bytes > 9007199254740992.0) return bad;
+    // 0.29GB is 290000000 bytes, though the product may be two roundings below.
+    const double nearest = std::round(bytes);
+    const bool whole = std::abs(bytes - nearest) <= bytes * 0x1p-52;
+    return static_cast<std::int64_t>(whole ? nearest : std::floor(bytes));
   }
   return bad;
 }
 
+Status CheckOutput(const std::string& flag, const std::string& path) {
+  if (path.empty() || path == "-") return Status::Ok();
+  const auto refuse = [&](const std::string& why) {
+    return InvalidArgument(flag + " = " + path + ": cannot be written: " + why);
+  };
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  if (fs::is_directory(path, ignored)) return refuse("it is a directory");
+  std::string at = path;
+  int wanted = W_OK;
+  if (!fs::exists(path, ignored)) {
+    if (path.back() == '/') return refuse("it is no file's name");
+    const fs::path folder = fs::path(path).parent_path();
+    at = folder.empty() ? "." : folder.string();
+    wanted = W_OK | X_OK;
+    if (fs::exists(at, ignored) && !fs::is_directory(at, ignored)) {
+      return refuse(at + " is not a directory");
+    }
+  }
+  if (access(at.c_str(), wanted) == 0) return Status::Ok();
+  return refuse(std::generic_category().message(errno));
+}
+
 Status WriteText(const std::string& path, const std::string& text) {
+  const Status failed =
+      InvalidArgument((path == "-" ? "standard output" : path) + ": cannot be written");
   std::FILE* const file = path == "-" ? stdout : std::fopen(path.c_str(), "wb");
-  if (file == nullptr) return InvalidArgument(path + " cannot be written");
+  if (file == nullptr) return failed;
   const bool written =
       std::fwrite(text.data(), 1, text.size(), file) == text.size() && std::fflush(file) == 0;
   const bool closed = file == stdout || std::fclose(file) == 0;
-  if (!written || !closed) return InvalidArgument(path + " cannot be written");
-  return Status::Ok();
+  return written && closed ? Status::Ok() : failed;
 }
 
 }  // namespace lariat::tools
