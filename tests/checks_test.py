@@ -4,6 +4,7 @@
 
 usage: checks_test.py ROOT
 """
+import os
 import pathlib
 import subprocess
 import sys
@@ -111,6 +112,27 @@ class CountTests(Folder):
         self.assertEqual(self.count(("run", ""), ("notrun", ""))[0], 1)
         self.assertEqual(self.count(("notrun", "SKIPPED: no device\n"))[0], 1)
         self.assertEqual(run("count_tests.py", "--allowed", self.write("a", ""), "p=/absent")[0], 1)
+
+
+class RunScript(Folder):
+    def script(self, path, text):
+        self.write(path, "#!/bin/bash\n" + text).chmod(0o755)
+
+    def test_paths_are_those_of_the_caller(self):
+        self.script("tools/run.sh", (ROOT / "tools/run.sh").read_text(encoding="utf-8"))
+        self.script("tools/setup.sh", "exit 0\n")
+        self.script("bin/cmake", "exit 0\n")
+        self.script("build/release/tools/lariat", 'pwd -P; printf "%s\\n" "$@"\n')
+        caller = (self.root / "elsewhere").resolve()
+        caller.mkdir()
+        done = subprocess.run(["../tools/run.sh", "--json", "r.json"], cwd=caller, text=True,
+                              env={**os.environ, "PATH": f"{self.root}/bin:{os.environ['PATH']}"},
+                              capture_output=True, check=True)
+        lines = done.stdout.splitlines()
+        self.assertEqual(lines[:2], [str(caller), "simulate"])
+        self.assertEqual(lines[-2:], ["--json", "r.json"])
+        demo = pathlib.Path(lines[lines.index("--trace") + 1])
+        self.assertEqual(demo, self.root.resolve() / "examples/traces/demo.jsonl")
 
 
 if __name__ == "__main__":

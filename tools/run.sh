@@ -4,7 +4,7 @@
 # `lariat simulate`; --trace or --workload replaces the demo. The build talks on stderr, so that
 # stdout holds the simulation's results alone.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 # Whether an argument of the simulation names option $1.
 given() {
@@ -16,15 +16,16 @@ given() {
   return 1
 }
 
-tools/setup.sh
-{
+"$root/tools/setup.sh"
+(
+  cd "$root"
   cmake --preset release
   cmake --build --preset release --target lariat_tool
-} >&2
+) >&2
 
 arguments=()
 if ! given --trace "$@" && ! given --workload "$@"; then
-  arguments+=(--trace examples/traces/demo.jsonl)
+  arguments+=(--trace "$root/examples/traces/demo.jsonl")
 fi
 # A small model and pool: on a CPU every key and value is really written.
 if ! given --model "$@"; then
@@ -33,4 +34,5 @@ fi
 if ! given --memory "$@" && ! given --blocks "$@" && ! given --unlimited "$@"; then
   arguments+=(--memory 512MiB)
 fi
-exec build/release/tools/lariat simulate "${arguments[@]}" "$@"
+# From where it was called: paths among the arguments are the caller's.
+exec "$root/build/release/tools/lariat" simulate "${arguments[@]}" "$@"
