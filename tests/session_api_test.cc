@@ -54,6 +54,13 @@ TEST_CASE("More accepted drafts than there were end the session", "[session]") {
   const Result<bool> ran = world.session->RunStep();
   REQUIRE_FALSE(ran.ok());
   CHECK(ran.status().message().find("accepted = 1") != std::string::npos);
+
+  // Which can then only be destroyed.
+  const Result<RequestId> added = world.session->Add(MakeRequest(1, 5, 8, 200));
+  REQUIRE_FALSE(added.ok());
+  CHECK(added.status().message().find("can only be destroyed") != std::string::npos);
+  CHECK_FALSE(world.session->Cancel(RequestId{1}).ok());
+  CHECK_FALSE(world.session->RunStep().ok());
 }
 
 TEST_CASE("Seconds that are no time end the session", "[session]") {

@@ -156,8 +156,7 @@ struct SessionStats {
 //   the blocks of the whole prompt that no running sequence holds are free or idle, not counting
 //   what running prompts and this step's decodes still take. Output is not reserved.
 // - Where a step finds no block, the running request that arrived last is preempted: closed, and
-// put
-//   back at the queue's front, to be opened again with all tokens it has by then.
+//   put back at the queue's front, to be opened again with all tokens it has by then.
 // - A request that can never be served is refused when it is added. So every request ends.
 //
 // Threads: externally synchronised, with its cache. Nobody else opens sequences in that cache.
@@ -180,9 +179,10 @@ class Session {
 
   // Puts a request into the queue, or refuses it (see Outcome; then it has ended already).
   // Errors: kInvalidArgument (no prompt, max_new_tokens < 1, arrival_s later than now() or earlier
-  //   than that of the request added before).
+  //   than that of the request added before; RunStep has failed).
   Result<RequestId> Add(Request request);
-  // Ends a request that waits or runs. Errors: kInvalidArgument (unknown, or ended).
+  // Ends a request that waits or runs. Errors: kInvalidArgument (unknown, or ended; RunStep has
+  //   failed).
   Status Cancel(RequestId id);
 
   // Runs one step. False: nothing waits or runs.

@@ -31,6 +31,10 @@ Status CheckConfig(const SessionConfig& config, const CacheConfig& cache) {
   return Status::Ok();
 }
 
+Status Ended() {
+  return InvalidArgument("the session ended with an error before and can only be destroyed");
+}
+
 SessionConfig WithDefaults(SessionConfig config, const CacheConfig& cache) {
   if (config.max_length == 0) config.max_length = cache.max_tokens_per_sequence;
   return config;
@@ -137,6 +141,7 @@ Session& Session::operator=(Session&&) noexcept = default;
 Session::~Session() = default;
 
 Result<RequestId> Session::Add(Request request) {
+  if (impl_->failed) return Ended();
   const Status checked = impl_->CheckRequest(request);
   if (!checked.ok()) return checked;
   auto state = std::make_unique<session::RequestState>();
@@ -170,6 +175,7 @@ Result<RequestId> Session::Add(Request request) {
 }
 
 Status Session::Cancel(RequestId id) {
+  if (impl_->failed) return Ended();
   const auto found = impl_->requests.find(static_cast<std::uint64_t>(id));
   if (found == impl_->requests.end()) {
     return InvalidArgument("request " + std::to_string(static_cast<std::uint64_t>(id)) +
@@ -184,9 +190,7 @@ Status Session::Cancel(RequestId id) {
 }
 
 Result<bool> Session::RunStep() {
-  if (impl_->failed) {
-    return InvalidArgument("the session ended with an error before and can only be destroyed");
-  }
+  if (impl_->failed) return Ended();
   Result<bool> ran = impl_->RunStep();
   impl_->failed = !ran.ok();
   return ran;
