@@ -269,7 +269,7 @@ TEST_CASE("files that cannot be used, and options out of range") {
   Contains(Refusal(kAzureHeader), "holds no request");
   TraceOptions tokens;
   tokens.format = TraceFormat::kTokens;
-  Contains(Refusal("x\ny\n", tokens), "no line is good; bad lines: 2, the first: text:1: line: ");
+  Contains(Refusal("x\ny\n", tokens), "no line is good; bad lines: 2, the first in line 1: line: ");
 
   TraceOptions options;
   options.limit = -1;

@@ -55,6 +55,17 @@ Status Refuse(const char* field, std::int64_t value, const std::string& allowed)
                          "; allowed: " + allowed);
 }
 
+std::string KindName(LayerKind kind) {
+  switch (kind) {
+    case LayerKind::kFull: return "full";
+    case LayerKind::kSliding: return "sliding";
+    case LayerKind::kChunked: return "chunked";
+    case LayerKind::kMla: return "mla";
+    case LayerKind::kLinear: return "linear";
+  }
+  return "unknown";
+}
+
 Status CheckModel(const ModelConfig& model) {
   if (model.hidden_size < 1) return Refuse("hidden_size", model.hidden_size, ">= 1");
   if (model.intermediate_size < 1) {
@@ -73,10 +84,11 @@ Status CheckModel(const ModelConfig& model) {
     return Refuse("experts_per_token", model.experts_per_token,
                   "1.." + std::to_string(model.experts) + ", which is experts");
   }
-  for (const LayerSpec& layer : model.layers) {
+  for (std::size_t i = 0; i < model.layers.size(); ++i) {
+    const LayerSpec& layer = model.layers[i];
     if (layer.kind != LayerKind::kFull) {
-      return Unsupported(
-          "model: a layer's kind is not full; the cost model knows full attention alone");
+      return Unsupported("model: layers[" + std::to_string(i) + "] is " + KindName(layer.kind) +
+                         "; allowed: full attention, other kinds are not built in this version");
     }
     if (layer.kv_heads < 1) return Refuse("layers[].kv_heads", layer.kv_heads, ">= 1");
     if (layer.k_dim < 1) return Refuse("layers[].k_dim", layer.k_dim, ">= 1");

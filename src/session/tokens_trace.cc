@@ -59,7 +59,9 @@ class TokensParser : public LineParser {
     request.output_length = static_cast<std::int64_t>(output.integers.size());
     if (!output_length.given()) return std::nullopt;
     std::int64_t stated = 0;
-    return TakeInteger(output_length, request.output_length, request.output_length, stated);
+    auto error = TakeInteger(output_length, request.output_length, request.output_length, stated);
+    if (error) error->text += ", as many as output has tokens";
+    return error;
   }
 
   std::array<JsonField, 7> fields_ = {JsonField{.name = "arrival_ms"},

@@ -76,9 +76,10 @@ Status TraceBuilder::AddBad(const LineError& error, std::int64_t line) {
 Result<Trace> TraceBuilder::Finish() && {
   if (trace_.requests_.empty()) {
     if (trace_.bad_lines_ == 0) return InvalidArgument(trace_.name_ + ": holds no request");
-    return InvalidArgument(trace_.name_ +
-                           ": no line is good; bad lines: " + NumberText(trace_.bad_lines_) +
-                           ", the first: " + trace_.ErrorText(trace_.errors_.front()));
+    const TraceError& first = trace_.errors_.front();
+    return InvalidArgument(
+        trace_.name_ + ": no line is good; bad lines: " + NumberText(trace_.bad_lines_) +
+        ", the first in line " + NumberText(first.line) + ": " + first.field + ": " + first.text);
   }
   SortByArrival();
   Settle();

@@ -27,7 +27,8 @@ struct JsonField {
   bool given() const { return kind != Kind::kAbsent && kind != Kind::kNull; }
 };
 
-// Reads one line as a JSON object into `fields`; other keys are skipped, whatever they hold.
+// Reads one line as a JSON object into `fields`; other keys are skipped, whatever they hold but a
+// number beyond double.
 // Errors: not JSON, not an object, a wanted key twice, an array with an element that is not
 //   0..max_element. The field is the one the reader was in, or "line".
 std::optional<LineError> ReadJsonLine(std::string_view line, std::span<JsonField> fields);
