@@ -8,6 +8,8 @@
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <utility>
 
 #include "commands.h"
 #include "simulate_options.h"
@@ -59,9 +61,35 @@ void WarnOfBadLines(const Trace& trace) {
   for (std::size_t i = 0; i < trace.errors().size() && i < kShown; ++i) {
     spdlog::warn("{}", trace.ErrorText(trace.errors()[i]));
   }
+  const auto more = trace.bad_lines() - static_cast<std::int64_t>(kShown);
+  if (more > 0) spdlog::warn("and {} more", more);
   if (trace.bad_lines() > 0) {
     spdlog::warn("{} bad lines of {} were left out", trace.bad_lines(), trace.name());
   }
+}
+
+// An error of the cache, in the words of the command line.
+Status ByFlag(const Status& status, const SimulateOptions& options) {
+  const std::string& text = status.message();
+  const std::string memory = "--memory " + options.memory;
+  const std::pair<std::string_view, std::string> fields[] = {
+      {"memory.bytes", memory + ": bytes"},
+      {"memory.num_blocks", options.blocks > 0 ? "--blocks" : memory + ": blocks"},
+      {"block_size", "--block-size"},
+      {"max_sequences", "--max-batch, plus 1:"},
+      {"max_tokens_per_step", "--prefill-chunk"},
+      {"layers[", "--model: layers["},
+      {"ropes[", "--model: ropes["},
+      {"model: ", "--model: "}};
+  for (const auto& [field, flag] : fields) {
+    if (text.compare(0, field.size(), field) == 0) {
+      return {status.code(), flag + text.substr(field.size())};
+    }
+  }
+  if (status.code() != Code::kResourceExhausted || options.unlimited) return status;
+  const std::string pool =
+      options.blocks > 0 ? "--blocks " + std::to_string(options.blocks) : memory;
+  return {status.code(), pool + ": " + text};
 }
 
 Status WriteResults(const SimulateOptions& options, const SimulateInputs& inputs,
@@ -74,7 +102,7 @@ Status WriteResults(const SimulateOptions& options, const SimulateInputs& inputs
     Status written = WriteText(options.json, SimulationJson(inputs.trace, inputs.config, result));
     if (!written.ok()) return written;
   }
-  if (options.json == "-") return Status::Ok();
+  if (options.json == "-" || options.requests_out == "-") return Status::Ok();
   return WriteText("-", SimulationText(inputs.trace, inputs.config, result));
 }
 
@@ -94,7 +122,7 @@ int RunSimulate(const SimulateOptions& options) {
     }
     return Simulate(inputs->trace, inputs->config);
   }();
-  if (!result.ok()) return Fail(result.status());
+  if (!result.ok()) return Fail(ByFlag(result.status(), options));
   const Status written = WriteResults(options, *inputs, *result);
   if (!written.ok()) return Fail(written);
   if (!result->check) return kExitOk;
@@ -102,6 +130,10 @@ int RunSimulate(const SimulateOptions& options) {
     spdlog::error("--inject-fault {} --at {}: no step from there on had a row to break",
                   options.fault, options.fault_step);
     return kExitBadUsage;
+  }
+  if (result->check->sequences == 0) {
+    spdlog::warn("--check compared nothing: no request finished");
+    return kExitCheckFailed;
   }
   return result->check->mismatches == 0 ? kExitOk : kExitCheckFailed;
 }

@@ -4,20 +4,24 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <initializer_list>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "commands.h"
 #include "lariat/cost_model.h"
 #include "lariat/model.h"
+#include "option_checks.h"
 
 namespace lariat::tools {
 namespace {
 
-constexpr std::int64_t kMaxCount = std::int64_t{1} << 40;  // more than any trace or pool has
+constexpr std::int64_t kMaxCount = std::int64_t{1} << 40;  // more than any trace has
+constexpr std::int64_t kMaxBlocks = 2147483647;            // a block's number is an int32
 
 std::string NotBuilt(const std::string& what) { return what + ": not built in this version"; }
 
@@ -50,11 +54,13 @@ void DefineNotBuilt(CLI::App& command, SimulateOptions& options) {
 
 void DefineInputs(CLI::App& command, SimulateOptions& o) {
   const std::string group = "What is replayed";
-  auto* trace = command.add_option("--trace", o.trace, "A trace file")->group(group);
+  auto* trace =
+      command.add_option("--trace", o.trace, "A trace file")->check(NotEmpty())->group(group);
   auto* workload =
       command
           .add_option("--workload", o.workload,
                       "A made-up load instead, as in in=1024,out=256,n=1000,prefix=512")
+          ->check(NotEmpty())
           ->group(group)
           ->excludes(trace);
   command.add_option("--format", o.format, "Of the trace")
@@ -67,7 +73,7 @@ void DefineInputs(CLI::App& command, SimulateOptions& o) {
       ->group(group)
       ->excludes(workload);
   command.add_option("--rate", o.rate, "Arrivals this many times as fast")
-      ->check(CLI::PositiveNumber)
+      ->check(RateRange())
       ->group(group)
       ->excludes(workload)
       ->capture_default_str();
@@ -107,7 +113,7 @@ void DefineCache(CLI::App& command, SimulateOptions& o) {
                      ->group(group)
                      ->capture_default_str();
   auto* blocks = command.add_option("--blocks", o.blocks, "Blocks of the pool, instead")
-                     ->check(CLI::Range(std::int64_t{1}, kMaxCount))
+                     ->check(CLI::Range(std::int64_t{1}, kMaxBlocks))
                      ->group(group)
                      ->excludes(memory);
   command.add_flag("--unlimited", o.unlimited, "A pool that never ends; null backend only")
@@ -148,6 +154,7 @@ void DefineSession(CLI::App& command, SimulateOptions& o) {
 void DefineResults(CLI::App& command, SimulateOptions& o) {
   const std::string group = "Data, checks and results";
   command.add_option("--seed", o.seed, "Of made-up prompts, keys and values")
+      ->transform(DecimalUint64())
       ->group(group)
       ->capture_default_str();
   auto* check = command.add_flag("--check", o.check, "Compare every stored row of every sequence")
@@ -164,8 +171,12 @@ void DefineResults(CLI::App& command, SimulateOptions& o) {
       ->capture_default_str();
   command
       .add_option("--json", o.json, "Write the results as JSON; - is stdout, and then nothing else")
+      ->check(NotEmpty())
       ->group(group);
-  command.add_option("--requests-out", o.requests_out, "Write one line per request as CSV")
+  command
+      .add_option("--requests-out", o.requests_out,
+                  "Write one line per request as CSV; - is stdout, and then nothing else")
+      ->check(NotEmpty())
       ->group(group);
 }
 
@@ -217,6 +228,20 @@ Result<Trace> LoadTrace(const SimulateOptions& options) {
       {.format = *format, .limit = options.limit, .rate = options.rate, .strict = options.strict});
 }
 
+// Where the results go, before a run that may take long.
+Status CheckOutputs(const SimulateOptions& options) {
+  Status checked = CheckOutput("--json", options.json);
+  if (checked.ok()) checked = CheckOutput("--requests-out", options.requests_out);
+  if (!checked.ok() || options.json.empty() || options.requests_out.empty()) return checked;
+  std::error_code ignored;
+  const bool same = options.json == options.requests_out ||
+                    std::filesystem::weakly_canonical(options.json, ignored) ==
+                        std::filesystem::weakly_canonical(options.requests_out, ignored);
+  if (!same) return checked;
+  return InvalidArgument("--json and --requests-out both name " +
+                         (options.json == "-" ? "standard output" : options.json));
+}
+
 InjectedFault ParseFault(const std::string& name) {
   if (name == "stale") return InjectedFault::kStale;
   if (name == "shift") return InjectedFault::kShift;
@@ -236,6 +261,12 @@ void DefineSimulateOptions(CLI::App& command, SimulateOptions& options) {
 
 Result<SimulateInputs> LoadSimulateInputs(const SimulateOptions& options) {
   if (!options.not_built.empty()) return Unsupported(NotBuilt(options.not_built));
+  if (Status s = CheckOutputs(options); !s.ok()) return s;
+  if (options.rate != 1.0 && (options.sequential || options.concurrency > 0)) {
+    return InvalidArgument("--rate has no effect with " +
+                           std::string(options.sequential ? "--sequential" : "--concurrency") +
+                           ": requests are sent as others end, not by the trace's clock");
+  }
   const Result<BackendKind> backend = ChooseBackend(options.backend);
   if (!backend.ok()) return backend.status();
   if (options.check && *backend == BackendKind::kNull) {
@@ -245,6 +276,10 @@ Result<SimulateInputs> LoadSimulateInputs(const SimulateOptions& options) {
   if (!model.ok()) return Status(model.status().code(), "--model: " + model.status().message());
   Result<DeviceSpec> device = LoadDevice(options.device);
   if (!device.ok()) return Status(device.status().code(), "--device: " + device.status().message());
+  const std::vector<std::string> built_in = DeviceNames();
+  if (std::find(built_in.begin(), built_in.end(), options.device) == built_in.end()) {
+    device->name += " (" + options.device + ")";  // a file may call itself as it likes
+  }
   const Result<std::int64_t> max_length = ParseMaxLength(options.max_length, *model);
   if (!max_length.ok()) return max_length.status();
   const Result<MemoryConfig> memory = ParseMemory(options, *backend);

@@ -152,7 +152,8 @@ std::string SimulationText(const Trace& trace, const SimulatorConfig& config,
   if (result.backend_name != BackendName(result.backend)) {
     fmt::format_to(out, " ({})", result.backend_name);
   }
-  fmt::format_to(out, ", as model {} on device {}\n", config.model.name, config.device.name);
+  fmt::format_to(out, ", as model {} on device {}, seed {}\n", config.model.name,
+                 config.device.name, config.seed);
   fmt::format_to(out, "served      {} finished, {} refused", Count(s.finished), Count(refused));
   if (refused > 0) {
     fmt::format_to(out, " (max_length {}, never_fits {})", Count(s.refused_max_length),
@@ -182,9 +183,11 @@ std::string SimulationText(const Trace& trace, const SimulatorConfig& config,
   if (result.device_s) fmt::format_to(out, ", {:.3f} s in appends and copies", *result.device_s);
   text += '\n';
   if (result.check) {
+    const char* verdict = "ok";
+    if (result.check->sequences == 0) verdict = "nothing compared";
+    if (result.check->mismatches > 0) verdict = "FAILED";
     fmt::format_to(out, "check       {} sequences, {} mismatches: {}\n",
-                   Count(result.check->sequences), Count(result.check->mismatches),
-                   result.check->mismatches == 0 ? "ok" : "FAILED");
+                   Count(result.check->sequences), Count(result.check->mismatches), verdict);
   }
   AddLoad(text, result);
   if (result.e2e) {
