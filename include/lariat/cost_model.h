@@ -50,9 +50,8 @@ struct DeviceSpec {
 // Loads a device: one of DeviceNames(), which are built in, or the path of a JSON file of the same
 // form (docs/simulator.md). A name wins over a file called the same; "./h200" is the file.
 // Errors: kInvalidArgument: neither such a name nor a file that can be read; not JSON; a key that
-// is
-//   missing, unknown or out of range, or a number without a source. The message names the file, the
-//   key, its value and what is allowed.
+//   is missing, unknown or out of range, or a number without a source. The message names the file,
+//   the key, its value and what is allowed.
 Result<DeviceSpec> LoadDevice(const std::string& name_or_path);
 
 // The devices that are built in, sorted: "h200".
@@ -109,8 +108,8 @@ struct StepWork {
 
   // Adds a sequence that computes `rows` rows and is `context` tokens long after them; row i of
   // them attends to itself and the context - rows + i tokens before it. `logits`: its last row's
-  // logits are wanted (it decodes, or its prompt ends in this step). REQUIRES: 0 <= rows <= context
-  // <= 2^31; rows 0 adds nothing.
+  // logits are wanted (it decodes, or its prompt ends in this step). Rows 0 adds nothing.
+  // REQUIRES: 0 <= rows <= context <= 2^31.
   void Add(std::int64_t rows, std::int64_t context, bool logits) {
     if (rows == 1) {
       decode_rows += 1;

@@ -23,11 +23,11 @@ enum class LayerKind : std::uint8_t { kFull, kSliding, kChunked, kMla, kLinear }
 // differ in heads and widths. kSliding, kChunked, kMla and kLinear are kUnsupported for now.
 struct LayerSpec {
   LayerKind kind = LayerKind::kFull;
-  int kv_heads = 0;  // of the whole model, before `shard`; >= 1
-  int k_dim = 0;     // elements of a key head: even, 2..512
-  int v_dim = 0;     // elements of a value head: even, 2..512
+  int kv_heads = 0;  // of the whole model, before `shard`; >= 1; kMla: 1
+  int k_dim = 0;     // elements of a key head: even, 2..512; kMla: kv_lora_rank + qk_rope_head_dim
+  int v_dim = 0;     // elements of a value head: even, 2..512; kMla: 0
   int rope = -1;     // index into CacheConfig::ropes; -1: keys are stored as they come
-  int window = 0;    // tokens, for kSliding; 0 otherwise
+  int window = 0;    // tokens: of kSliding its window, of kChunked its chunk; 0 otherwise
 
   friend bool operator==(const LayerSpec&, const LayerSpec&) = default;
 };

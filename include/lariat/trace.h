@@ -79,9 +79,7 @@ class Trace {
 
   std::int64_t input_tokens() const { return input_tokens_; }    // over all requests
   std::int64_t output_tokens() const { return output_tokens_; }  // over all requests
-  std::int64_t max_tokens() const {
-    return max_tokens_;
-  }  // the greatest input + output of a request
+  std::int64_t max_tokens() const { return max_tokens_; }  // greatest input + output of a request
 
   // Lines that were left out (blank lines and a CSV header are no lines), and the first
   // kMaxErrors of the reasons, in the file's order.
@@ -158,9 +156,8 @@ Result<Trace> ParseTrace(std::string_view text, std::string_view name,
 // `prefix` prompt tokens are the same in all; every other prompt token appears once in the whole
 // trace. The seed decides which ids those are; one spec and seed always give the same trace.
 // Errors: kInvalidArgument: an unknown, missing or repeated key; a value that is not a whole
-// number;
-//   in, out outside 1..kMaxRequestTokens; n < 1 or > 10^7; prefix > in; more than 2^31 distinct
-//   prompt tokens or output tokens.
+//   number; in, out outside 1..kMaxRequestTokens; n < 1 or > 10^7; prefix > in; more than 2^31
+//   distinct prompt tokens or output tokens.
 Result<Trace> MakeWorkload(std::string_view spec, std::uint64_t seed = 0);
 
 }  // namespace lariat
