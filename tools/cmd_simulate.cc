@@ -56,18 +56,6 @@ int Fail(const Status& status) {
   return kExitBadUsage;
 }
 
-void WarnOfBadLines(const Trace& trace) {
-  constexpr std::size_t kShown = 5;
-  for (std::size_t i = 0; i < trace.errors().size() && i < kShown; ++i) {
-    spdlog::warn("{}", trace.ErrorText(trace.errors()[i]));
-  }
-  const auto more = trace.bad_lines() - static_cast<std::int64_t>(kShown);
-  if (more > 0) spdlog::warn("and {} more", more);
-  if (trace.bad_lines() > 0) {
-    spdlog::warn("{} bad lines of {} were left out", trace.bad_lines(), trace.name());
-  }
-}
-
 // An error of the cache, in the words of the command line.
 Status ByFlag(const Status& status, const SimulateOptions& options) {
   const std::string& text = status.message();
@@ -90,6 +78,18 @@ Status ByFlag(const Status& status, const SimulateOptions& options) {
   const std::string pool =
       options.blocks > 0 ? "--blocks " + std::to_string(options.blocks) : memory;
   return {status.code(), pool + ": " + text};
+}
+
+void WarnOfBadLines(const Trace& trace) {
+  constexpr std::size_t kShown = 5;
+  for (std::size_t i = 0; i < trace.errors().size() && i < kShown; ++i) {
+    spdlog::warn("{}", trace.ErrorText(trace.errors()[i]));
+  }
+  const auto more = trace.bad_lines() - static_cast<std::int64_t>(kShown);
+  if (more > 0) spdlog::warn("and {} more", more);
+  if (trace.bad_lines() > 0) {
+    spdlog::warn("{} bad lines of {} were left out", trace.bad_lines(), trace.name());
+  }
 }
 
 Status WriteResults(const SimulateOptions& options, const SimulateInputs& inputs,
