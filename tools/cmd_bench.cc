@@ -198,7 +198,13 @@ Status Bench::RunAll() {
   const Result<Stream> stream = device_.CreateStream();
   if (!stream.ok()) return stream.status();
   stream_ = *stream;
-  const Result<double> ceiling = timer_->CopyCeiling(stream_);
+  const Result<double> ceiling = [&]() -> Result<double> {
+    try {
+      return timer_->CopyCeiling(stream_);
+    } catch (const std::bad_alloc&) {
+      return ResourceExhausted("the copy ceiling: takes twice 268435456 bytes, more than there is");
+    }
+  }();
   if (!ceiling.ok()) return ceiling.status();
   ceiling_ = *ceiling / 1e9;
   if (table_) {

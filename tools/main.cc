@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <exception>
 #include <iostream>
+#include <new>
 
 #include "commands.h"
 
@@ -49,6 +50,9 @@ int Run(int argc, char** argv) {
 int main(int argc, char** argv) {
   try {
     return Run(argc, argv);
+  } catch (const std::bad_alloc&) {
+    spdlog::error("out of memory on the host");
+    return lariat::tools::kExitBadUsage;
   } catch (const std::exception& error) {
     spdlog::error("{}", error.what());
     return lariat::tools::kExitBadUsage;
