@@ -76,19 +76,22 @@ void TensorCheck::FillRow(std::int64_t row, const RopeSpec* rope, double factor,
   double squares = 0;
   for (std::int64_t i = 0; i < dim_; ++i) squares += values[i] * values[i];
   const double rms = std::sqrt(squares / static_cast<double>(dim_));
+  if (!std::isfinite(rms)) return;  // bounds and RMS stay 0: nothing is near such a row
   rms_[static_cast<std::size_t>(row)] = rms;
   const std::int64_t turning = rope == nullptr ? 0 : rope->rotary_dim;
   for (std::int64_t i = 0; i < dim_; ++i) {
     const double value = std::fabs(values[i]);
-    if (i >= turning) {  // one rounding
-      bounds[i] = units.relative * value + units.absolute;
-    } else {
+    double rounding = units.relative * value + units.absolute;
+    double share = 0;
+    if (i < turning) {
       // The input's rounding turns with the pair, the output's is the element's own.
       const double pair = std::hypot(value, values[PartnerOf(*rope, i)]);
-      const double turned = units.relative * pair + std::numbers::sqrt2 * factor * units.absolute;
-      bounds[i] = turned + units.relative * (value + turned) + units.absolute + turned_share * rms;
+      const double input = units.relative * pair + std::numbers::sqrt2 * factor * units.absolute;
+      rounding += (1 + units.relative) * input;
+      share = turned_share;
     }
-    largest_bound_ = std::max(largest_bound_, Fraction(bounds[i], rms));
+    bounds[i] = rounding + share * rms;
+    largest_bound_ = std::max(largest_bound_, Fraction(rounding, rms) + share);
   }
 }
 
