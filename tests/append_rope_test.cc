@@ -239,7 +239,7 @@ TEST_CASE("append: one record serves many launches") {
     REQUIRE(AppendRope(device, p, Stream{}).ok());
     p.fault_indirect = none.data();
     REQUIRE(AppendRope(device, p, Stream{}).ok());
-    CHECK(k_cache.Read() == c.k_cache);
+    CHECK((k_cache.Read() == c.k_cache));
   }
 }
 
@@ -272,8 +272,8 @@ TEST_CASE("append: chunks of a prompt fill the same cache as one call") {
       p.v_cache = v_cache.data();
       REQUIRE(AppendRope(device, p, Stream{}).ok());
     }
-    CHECK(k_cache.Read() == whole.k_cache);
-    CHECK(v_cache.Read() == whole.v_cache);
+    CHECK((k_cache.Read() == whole.k_cache));
+    CHECK((v_cache.Read() == whole.v_cache));
   }
 }
 
@@ -326,11 +326,11 @@ TEST_CASE("append: CUDA gives the CPU's bits, whatever the vector width") {
     const auto cpu = RunAppend(devices[0], c);
     const auto wide_bits = RunAppend(devices[1], c);
     const auto narrow_bits = RunAppend(devices[1], c, narrow);
-    CHECK(cpu.k_cache == wide_bits.k_cache);
-    CHECK(cpu.k_cache == narrow_bits.k_cache);
-    CHECK(cpu.v_cache == wide_bits.v_cache);
-    CHECK(cpu.q_out == wide_bits.q_out);
-    CHECK(cpu.q_out == narrow_bits.q_out);
+    CHECK((cpu.k_cache == wide_bits.k_cache));
+    CHECK((cpu.k_cache == narrow_bits.k_cache));
+    CHECK((cpu.v_cache == wide_bits.v_cache));
+    CHECK((cpu.q_out == wide_bits.q_out));
+    CHECK((cpu.q_out == narrow_bits.q_out));
   }
 }
 

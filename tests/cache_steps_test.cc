@@ -1,46 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // The life of a step with real bytes: what readers on the stream see, however late it runs.
-#include <random>
+#include <cmath>
 
-#include "support/catch.h"
-#include "support/deferred_backend.h"
-#include "support/row_world.h"
+#include "support/late_world.h"
 
 namespace lariat {
 namespace {
 
-using testing::DeferredBackend;
+using testing::Cpu;
+using testing::LateWorld;
 using testing::RowWorld;
+using testing::Tokens;
 using testing::WorldItem;
 using testing::WorldOptions;
 using testing::WorldSequence;
-
-std::shared_ptr<Backend> Cpu() {
-  auto made = MakeBackend(BackendKind::kCpu, 0);
-  if (!made.ok()) FAIL(made.status().ToString());
-  return *made;
-}
-
-// A world on a stream that does nothing until it is asked to.
-struct LateWorld {
-  explicit LateWorld(const WorldOptions& options)
-      : backend(std::make_shared<DeferredBackend>(Cpu())),
-        world(options, Device(backend), [this](Stream stream, std::function<void()> work) {
-          backend->Enqueue(stream, std::move(work));
-        }) {}
-  void Finish(Stream stream = {}) {
-    REQUIRE(backend->Synchronize(stream).ok());
-    REQUIRE(backend->failures() == 0);
-  }
-  std::shared_ptr<DeferredBackend> backend;
-  RowWorld world;
-};
-
-std::vector<TokenId> Tokens(TokenId first, std::int64_t count) {
-  std::vector<TokenId> tokens(static_cast<std::size_t>(count));
-  for (std::int64_t i = 0; i < count; ++i) tokens[i] = first + static_cast<TokenId>(i);
-  return tokens;
-}
 
 Status Feed(RowWorld& world, SequenceId id, Stream stream = {}) {
   const WorldSequence& sequence = world.sequences().at(id);
@@ -52,143 +25,6 @@ Status Feed(RowWorld& world, SequenceId id, Stream stream = {}) {
   }
   return world.Commit(stream);
 }
-
-// --- Random worlds --------------------------------------------------------------------------
-
-// Random calls; those that the cache refuses for want of room, or as too early, are left out.
-class RandomWorld {
- public:
-  RandomWorld(const WorldOptions& options, unsigned seed)
-      : options_(options), random_(seed), late_(options) {
-    streams_[1] = *late_.backend->CreateStream();
-  }
-
-  void Calls(int count) {
-    for (int i = 0; i < count; ++i) {
-      One();
-      // Mostly late, now and then caught up.
-      if (Roll(3) == 0) late_.backend->RunSome(Roll(12), random_);
-      if (Roll(40) == 0) Check();
-      if (Roll(8) == 0 && world().live().empty()) stream_ = streams_[Roll(2)];
-    }
-    while (!world().live().empty()) Ok(world().Commit(stream_));
-    Check();
-    while (!world().sequences().empty()) Ok(world().Close(world().sequences().begin()->first));
-    const Stats stats = world().cache().GetStats();
-    CHECK(stats.free_blocks + stats.idle_blocks == stats.total_blocks);
-    CHECK(world().readers_run() > 0);
-  }
-
- private:
-  RowWorld& world() { return late_.world; }
-  std::int64_t Roll(std::int64_t sides) {
-    return static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(sides));
-  }
-  SequenceId Any() {
-    return std::next(world().sequences().begin(), Roll(std::ssize(world().sequences())))->first;
-  }
-  static void Ok(const Status& status) {
-    if (!status.ok()) FAIL(status.ToString());
-  }
-  static void OkOr(Code code, const Status& status) {
-    if (!status.ok() && status.code() != code) FAIL(status.ToString());
-  }
-
-  void Check() {
-    world().CheckRows();
-    for (Stream stream : streams_) late_.Finish(stream);
-    REQUIRE(world().errors() == "");
-  }
-
-  void One() {
-    const std::int64_t dice = Roll(100);
-    if (dice < 15 || world().sequences().empty()) {
-      const auto id = world().Open(Tokens(static_cast<TokenId>(100 * Roll(2)), Roll(20)),
-                                   Roll(4) == 0 ? "other" : "");
-      OkOr(Code::kResourceExhausted, id.status());
-    } else if (dice < 50) {
-      Step();
-    } else if (dice < 72) {
-      Commit();
-    } else if (dice < 77) {
-      if (!world().live().empty()) Ok(world().DiscardLast(stream_));
-    } else if (dice < 86) {
-      Ok(world().Close(Any()));
-    } else if (dice < 91) {
-      const SequenceId id = Any();
-      const std::int64_t length = std::ssize(world().sequences().at(id).rows);
-      if (length > 1) Ok(world().Truncate(id, 1 + Roll(length - 1)));
-    } else if (dice < 96) {
-      const SequenceId id = Any();
-      const std::int64_t settled = world().sequences().at(id).settled;
-      if (settled == 0) return;
-      const auto child = world().Fork(id, Roll(2) == 0 ? -1 : 1 + Roll(settled));
-      if (!child.ok() && child.status().code() != Code::kResourceExhausted) {
-        OkOr(Code::kNotReady, child.status());
-      }
-    } else if (dice < 98) {
-      Ok(world().TellAll(Any()));
-    } else {
-      REQUIRE(world().cache().Poll().ok());
-    }
-  }
-
-  void Step() {
-    std::vector<WorldItem> items;
-    for (std::int64_t i = 1 + Roll(3); i > 0; --i) {
-      WorldItem item{.sequence = Any(), .num_tokens = 1 + Roll(9)};
-      for (const WorldItem& other : items) {
-        if (other.sequence == item.sequence) return;
-      }
-      const WorldSequence& sequence = world().sequences().at(item.sequence);
-      if (std::ssize(sequence.rows) >= std::ssize(sequence.prompt) && Roll(3) == 0) {
-        item.num_drafts = Roll(item.num_tokens);
-      }
-      if (std::ssize(sequence.rows) + item.num_tokens > options_.max_tokens_per_sequence) return;
-      if (Roll(2) == 0) {  // sequences that go on alike
-        item.tokens = Tokens(static_cast<TokenId>(1000 + std::ssize(sequence.rows)), 10);
-      }
-      items.push_back(item);
-    }
-    StepShape shape;
-    if (Roll(3) == 0) shape = {40, options_.max_sequences};
-    const Status status = world().Run(items, stream_, shape);
-    if (status.code() != Code::kResourceExhausted) OkOr(Code::kNotReady, status);
-  }
-
-  void Commit() {
-    if (world().live().empty()) return;
-    std::map<SequenceId, std::int64_t> kept;
-    for (const StepRows& rows : world().live().front().rows) {
-      const std::int64_t drafts = world().live().front().drafts.at(rows.sequence);
-      if (drafts > 0) kept[rows.sequence] = rows.count - Roll(drafts + 1);
-    }
-    Ok(world().Commit(stream_, kept, Roll(3) == 0 ? Roll(4) : 100));
-  }
-
-  WorldOptions options_;
-  std::mt19937_64 random_;
-  LateWorld late_;
-  Stream streams_[2] = {};
-  Stream stream_ = {};
-};
-
-TEST_CASE("Readers on a late stream see what was planned, in random worlds", "[cache]") {
-  const int seed = GENERATE(range(0, 24));
-  WorldOptions options;
-  options.block_size = (seed % 4 == 0) ? 1 : (seed % 4 == 1) ? 16 : 4;
-  options.blocks = (options.block_size == 1) ? 60 : (options.block_size == 16) ? 7 : 18;
-  options.steps_in_flight = 1 + seed % 3;
-  options.rope = seed % 5 != 0;
-  options.style = seed % 2 == 0 ? RopeStyle::kHalf : RopeStyle::kInterleaved;
-  options.rotary_dim = seed % 3 == 0 ? 2 : 4;
-  options.dtype = seed % 6 == 4 ? DType::kBF16 : seed % 6 == 5 ? DType::kFP16 : DType::kFP32;
-  CAPTURE(seed);
-  RandomWorld world(options, static_cast<unsigned>(seed));
-  world.Calls(400);
-}
-
-// --- Cases by hand --------------------------------------------------------------------------
 
 TEST_CASE("No block is reused before its last reader", "[cache]") {
   LateWorld late({.blocks = 6});
@@ -363,6 +199,29 @@ TEST_CASE("Positions of the caller's choice", "[cache]") {
   CHECK(world.errors() == "");
 }
 
+TEST_CASE("Keys that were turned by other positions are not shared by mistake", "[cache]") {
+  // In every case nine rows, two full blocks of four, of one prompt.
+  const auto matches = [](const OpenOptions& options, std::vector<std::int32_t> positions) {
+    auto made = KVCache::Create(RowWorld::Config({}), Device(Cpu()));
+    REQUIRE(made.ok());
+    KVCache cache = *std::move(made);
+    const std::vector<TokenId> prompt = Tokens(0, 9);
+    const SequenceId id = *cache.Open(prompt, options);
+    const StepItem item{id, 9, 0, positions};
+    Step step = *cache.Plan(std::span(&item, 1));
+    REQUIRE(cache.Prepare(step, {}).ok());
+    REQUIRE(cache.Commit(step, {}, {}).ok());
+    return cache.Match(prompt, options).tokens;
+  };
+  CHECK(matches({}, {0, 1, 2, 3, 4, 5, 6, 7, 8}) == 8);  // the default, spelled out
+  CHECK(matches({}, {5, 4, 40, 3, 0, 47, 6, 7, 8}) == 0);
+  CHECK(matches({}, {0, 1, 2, 3, 4, 5, 6, 8, 7}) <= 4);
+  // A key of the caller's own says that the positions are part of it.
+  const std::uint64_t image[] = {99};
+  CHECK(matches({.extra_keys = image}, {5, 4, 40, 3, 0, 47, 6, 7, 8}) == 8);
+  CHECK(matches({.salt = "other"}, {5, 4, 40, 3, 0, 47, 6, 7, 8}) == 8);
+}
+
 TEST_CASE("A contiguous cache: layer-major, one block a sequence", "[cache]") {
   LateWorld late({.block_size = 48, .blocks = 4, .layout = Layout::kLayerMajor});
   RowWorld& world = late.world;
@@ -380,6 +239,46 @@ TEST_CASE("A contiguous cache: layer-major, one block a sequence", "[cache]") {
   const LayerView view = *world.cache().Layer(1);
   CHECK(view.k_block_stride == 48 * view.k_row_stride);
   CHECK(view.v_block_stride == 48 * view.v_row_stride);
+}
+
+TEST_CASE("Layers of other heads, widths and rotation side by side", "[cache]") {
+  CacheConfig config = RowWorld::Config({.layers = 1});
+  const int heads[] = {2, 3, 1}, k_dims[] = {4, 8, 6}, v_dims[] = {6, 2, 4};
+  config.layers.assign(3, config.layers[0]);
+  for (int l = 0; l < 3; ++l) {
+    config.layers[l].kv_heads = heads[l];
+    config.layers[l].k_dim = k_dims[l];
+    config.layers[l].v_dim = v_dims[l];
+    config.layers[l].rope = l == 1 ? 0 : -1;
+  }
+  auto made = KVCache::Create(config, Device(Cpu()));
+  REQUIRE(made.ok());
+  KVCache cache = *std::move(made);
+  const SequenceId id = *cache.Open(Tokens(0, 7));
+  const StepItem item{.sequence = id, .num_tokens = 7};
+  Step step = *cache.Plan(std::span(&item, 1));
+  REQUIRE(cache.Prepare(step, {}).ok());
+  std::vector<std::vector<float>> k(3), v(3);
+  for (int l = 0; l < 3; ++l) {
+    for (int i = 0; i < 7 * heads[l] * k_dims[l]; ++i)
+      k[l].push_back(static_cast<float>(l * 1000 + i));
+    for (int i = 0; i < 7 * heads[l] * v_dims[l]; ++i)
+      v[l].push_back(static_cast<float>(-l * 1000 - i));
+    const AppendInputs inputs{.dtype = DType::kFP32, .k = k[l].data(), .v = v[l].data()};
+    REQUIRE(cache.Append(step, l, inputs, {}).ok());
+  }
+  REQUIRE(cache.Commit(step, {}, {}).ok());
+  for (int l = 0; l < 3; ++l) {
+    std::vector<float> got_k(k[l].size(), -0.5F), got_v(v[l].size(), -0.5F);
+    REQUIRE(cache.ReadRows(id, l, 0, 7, got_k.data(), got_v.data()).ok());
+    CHECK(got_v == v[l]);
+    CHECK((got_k == k[l]) == (l != 1));  // the one with a rope turned
+    const LayerView view = *cache.Layer(l);
+    CHECK(view.kv_heads == heads[l]);
+    CHECK(view.k_dim == k_dims[l]);
+    CHECK(view.v_dim == v_dims[l]);
+    CHECK((view.cos != nullptr) == (l == 1));
+  }
 }
 
 TEST_CASE("The query turns in place with its row's position", "[cache]") {

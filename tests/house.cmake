@@ -37,4 +37,16 @@ if(NOT LARIAT_SANITIZE)
   add_test(NAME "house: the README's link line"
     COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/link_test.py ${PROJECT_SOURCE_DIR}
             ${PROJECT_BINARY_DIR} ${CMAKE_CXX_COMPILER} "${cuda_libraries}")
+  if(LARIAT_SESSION AND PROJECT_IS_TOP_LEVEL)
+    add_test(NAME "house: an installed Lariat is found"
+      COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/install_test.py ${PROJECT_SOURCE_DIR}
+              ${PROJECT_BINARY_DIR} ${CMAKE_COMMAND} ${CMAKE_CXX_COMPILER})
+  endif()
 endif()
+
+if(LARIAT_TOOLS)
+  add_test(NAME "bench: small shapes on the CPU"
+    COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/bench_test.py $<TARGET_FILE:lariat_tool>)
+endif()
+find_package(Threads REQUIRED)
+target_link_libraries(threads_test PRIVATE Threads::Threads)

@@ -97,17 +97,28 @@ TEST_CASE("A prompt waits for all its blocks, and nobody overtakes it", "[sessio
 }
 
 TEST_CASE("What running prompts still need is not given away", "[session]") {
-  // 5 blocks. Request 0 needs 4 for its prompt of 16, of which step 1 computes 4 rows. Request 1
-  // needs 2: 4 are free after step 1, but 3 of them are spoken for.
-  World world(5, {.max_batch = 8, .max_step_tokens = 4});
-  world.Add(MakeRequest(0, 16, 1, 100));
+  // 6 blocks, 8 rows a step. Request 0 computes its 18 tokens in steps 1 to 3. In step 3 it holds 4
+  // blocks, still needs one, and leaves 6 rows of the budget. Request 1 needs 2: two are free, but
+  // one of them is spoken for.
+  World world(6, {.max_batch = 8, .max_step_tokens = 8});
+  world.Add(MakeRequest(0, 18, 1, 100));
   world.Add(MakeRequest(1, 8, 1, 200));
   world.Run();
-  for (std::int64_t step = 1; step <= 4; ++step) {
-    REQUIRE(world.model.Step(step).size() == 1);
-    CHECK(world.model.Step(step)[0].tag == 0);
-  }
-  CHECK(world.model.Step(5)[0].tag == 1);
+  CHECK(world.model.Step(3).size() == 1);
+  CHECK(world.model.Step(4)[0].tag == 1);
+  CHECK(world.session->stats().preemptions == 0);
+}
+
+TEST_CASE("What a step's decodes take is not given away", "[session]") {
+  // 4 blocks. In step 2 request 0 has filled two and takes a third; request 1 needs two.
+  World world(4);
+  world.Add(MakeRequest(0, 8, 3, 100));
+  world.Steps(1);
+  world.Add(MakeRequest(1, 8, 1, 200));
+  world.Run();
+  CHECK(world.model.Step(2).size() == 1);
+  CHECK(world.model.Step(3).size() == 1);
+  CHECK(world.model.Step(4)[0].tag == 1);
   CHECK(world.session->stats().preemptions == 0);
 }
 
@@ -244,7 +255,8 @@ TEST_CASE("Prompts are written when they are needed, and after a preemption agai
   world.Steps(1);
   CHECK(written == std::vector<int>{1, 1, 1});  // two run, and the third is the queue's head
   world.Steps(2);
-  CHECK(written == std::vector<int>{1, 2, 1});  // the second was preempted and is the head now
+  CHECK(written == std::vector<int>{1, 2, 1});   // the second was preempted and is the head now
+  CHECK(world.cache.GetStats().sequences == 2);  // the third is closed again
   world.Run();
   CHECK(world.session->stats().finished == 3);
 }

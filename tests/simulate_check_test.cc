@@ -44,7 +44,8 @@ void CheckSame(const SimulationResult& a, const SimulationResult& b) {
   CheckSame(a.e2e, b.e2e);
 }
 
-TEST_CASE("Every row is what the trace says, evicted and preempted or not", "[check]") {
+// Served on `backend`, checked, and equal to what null does.
+void CheckCases(BackendKind backend) {
   struct Case {
     std::string name;
     Trace trace;
@@ -66,7 +67,7 @@ TEST_CASE("Every row is what the trace says, evicted and preempted or not", "[ch
   };
   for (const Case& c : cases) {
     INFO(c.name);
-    SimulatorConfig config = MakeConfig(BackendKind::kCpu, c.blocks, c.block_size);
+    SimulatorConfig config = MakeConfig(backend, c.blocks, c.block_size);
     config.dtype = c.dtype;
     config.prefill_chunk = 300;
     config.check = true;
@@ -86,30 +87,45 @@ TEST_CASE("Every row is what the trace says, evicted and preempted or not", "[ch
   }
 }
 
+// Every fault at several steps is seen.
+void CheckFaults(BackendKind backend) {
+  const Trace workload = Workload("in=40,out=30,n=5,prefix=16");
+  for (const InjectedFault fault :
+       {InjectedFault::kStale, InjectedFault::kShift, InjectedFault::kBit}) {
+    for (const int block_size : {1, 4, 16}) {
+      for (const std::int64_t step : {1, 2, 9, 40}) {
+        INFO("fault " << static_cast<int>(fault) << ", block " << block_size << ", step " << step);
+        SimulatorConfig config = MakeConfig(backend, 160 / block_size, block_size);
+        config.check = true;
+        config.fault = fault;
+        config.fault_step = step;
+        const SimulationResult result = Run(workload, config);
+        CHECK(result.check->sequences == 5);
+        CHECK(result.check->mismatches > 0);
+        CHECK(result.check->fault_fired);
+      }
+    }
+  }
+}
+
+TEST_CASE("Every row is what the trace says, evicted and preempted or not", "[check]") {
+  CheckCases(BackendKind::kCpu);
+}
+
+TEST_CASE("A broken write is seen", "[check]") { CheckFaults(BackendKind::kCpu); }
+
+TEST_CASE("On CUDA too every row is right, and a broken write is seen", "[check]") {
+  if (!Device::Create(BackendKind::kCuda).ok()) LARIAT_SKIP("no CUDA device");
+  CheckCases(BackendKind::kCuda);
+  CheckFaults(BackendKind::kCuda);
+}
+
 TEST_CASE("The cases above evict and preempt", "[check]") {
   CHECK(Run(SmallTrace(), MakeConfig(BackendKind::kNull, 82)).cache.evicted_blocks > 0);
   const SimulationResult tight =
       Run(Workload("in=64,out=160,n=10,prefix=32"), MakeConfig(BackendKind::kNull, 60));
   CHECK(tight.session.preemptions > 3);
   CHECK(tight.session.recomputed_tokens > 0);
-}
-
-TEST_CASE("A broken write is seen", "[check]") {
-  const Trace workload = Workload("in=40,out=30,n=5,prefix=16");
-  const InjectedFault fault =
-      GENERATE(InjectedFault::kStale, InjectedFault::kShift, InjectedFault::kBit);
-  const int block_size = GENERATE(1, 4, 16);
-  for (const std::int64_t step : {1, 2, 9, 40}) {
-    INFO("fault " << static_cast<int>(fault) << ", block " << block_size << ", step " << step);
-    SimulatorConfig config = MakeConfig(BackendKind::kCpu, 160 / block_size, block_size);
-    config.check = true;
-    config.fault = fault;
-    config.fault_step = step;
-    const SimulationResult result = Run(workload, config);
-    CHECK(result.check->sequences == 5);
-    CHECK(result.check->mismatches > 0);
-    CHECK(result.check->fault_fired);
-  }
 }
 
 TEST_CASE("One bit in one row is one mismatch", "[check]") {
@@ -141,6 +157,22 @@ TEST_CASE("A fault that leaves no trace moves on to the next step", "[check]") {
     CHECK(result.check->fault_fired);
     CHECK(result.check->mismatches > 0);
   }
+}
+
+TEST_CASE("A fault that left no trace in the last step has not fired", "[check]") {
+  // As above, but the merged block is the last that is written.
+  const Trace trace = test::Tokens(
+      "{\"arrival_ms\": 0, \"prompt\": [1,2,3,4,5,6,7,8], \"output_length\": 1}\n"
+      "{\"arrival_ms\": 0, \"prompt\": [1,2,3,4,5,6,7,8], \"output_length\": 1}\n");
+  SimulatorConfig config = MakeConfig(BackendKind::kCpu, 20, 4);
+  config.concurrency = 1;
+  config.check = true;
+  config.fault = InjectedFault::kBit;
+  config.fault_step = 2;
+  const SimulationResult result = Run(trace, config);
+  CHECK(result.cache.merged_blocks == 1);
+  CHECK(result.check->mismatches == 0);
+  CHECK_FALSE(result.check->fault_fired);
 }
 
 TEST_CASE("A fault that comes too late has not fired", "[check]") {

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Simulate against answers that were counted by hand, and against its own equations.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <numeric>
 #include <random>
 #include <string>
+#include <vector>
 
 #include "lariat/simulator.h"
 #include "support/catch.h"
@@ -108,6 +111,22 @@ TEST_CASE("Times are those of the cost model", "[simulate]") {
   CHECK(result.queue->max == 0.0);
   CHECK(Near(result.output_tok_s, 3 / (prefill + decodes)));
   CHECK(Near(result.busy_fraction, 1.0));
+}
+
+TEST_CASE("Percentiles are values that occurred, by nearest rank", "[simulate]") {
+  SimulatorConfig config = MakeConfig(BackendKind::kNull, 0);
+  config.concurrency = 1;
+  const SimulationResult result = Run(SmallTrace(), config);
+  std::vector<double> e2e;
+  for (const RequestResult& r : result.requests) e2e.push_back(1e3 * (r.end_s - r.arrival_s));
+  std::sort(e2e.begin(), e2e.end());
+  REQUIRE(e2e.size() == 6);
+  CHECK(e2e[2] < e2e[3]);
+  CHECK(result.e2e->p50 == e2e[2]);  // ceil(0.5 * 6) = 3rd
+  CHECK(result.e2e->p90 == e2e[5]);  // ceil(0.9 * 6) = 6th
+  CHECK(result.e2e->p99 == e2e[5]);
+  CHECK(result.e2e->max == e2e[5]);
+  CHECK(Near(result.e2e->mean, std::accumulate(e2e.begin(), e2e.end(), 0.0) / 6));
 }
 
 TEST_CASE("Arrivals go by the trace's clock, counted from the first", "[simulate]") {

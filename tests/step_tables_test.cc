@@ -147,7 +147,7 @@ class Tables {
     std::vector<T>& before = Before(what, got);
     INFO(what);
     std::copy(want.begin(), want.end(), before.begin());
-    CHECK(got == before);
+    CHECK((got == before));
     before = got;
   }
   std::vector<std::int32_t>& Before(const char* what, const Words& got) {

@@ -2,10 +2,13 @@
 #include "simulate_options.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <charconv>
 #include <initializer_list>
+#include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "commands.h"
 #include "lariat/cost_model.h"

@@ -18,7 +18,10 @@ for preset in "${presets[@]}"; do
   begin=$SECONDS
   selection=()
   targets=()
-  if [[ $preset == tsan ]]; then
+  if [[ $preset == asan ]]; then
+    # A million random calls are for the release preset; a hundred thousand run here too.
+    selection=(-LE slow)
+  elif [[ $preset == tsan ]]; then
     # What runs on more than one thread is marked so; the rest would only repeat asan's work.
     selection=(-L threads)
     targets=(--target lariat_thread_tests)
@@ -30,7 +33,7 @@ for preset in "${presets[@]}"; do
     continue
   fi
   built=$SECONDS
-  # A dead device must not hide: results of skipped tests are judged by count_tests.py.
+  # ctest takes any number of skipped tests for a success; count_tests.py does not.
   ctest --preset "$preset" -j "$(nproc)" --no-tests=error "${selection[@]}" \
     --output-junit "$PWD/build/$preset/tests.xml" || result=1
   echo "test: $preset: built in $((built - begin)) s, tested in $((SECONDS - built)) s"

@@ -34,10 +34,10 @@ Status CheckSizes(const RopeUpdateParams& p, Sizes& sizes) {
           check::Range("batch", p.batch, 0, check::kMaxInt32),
           check::Range("new_tokens", p.new_tokens, 0, check::kMaxInt32),
           check::Range("cache_len", p.cache_len, 0, check::kMaxInt32),
-          check::Range("heads", p.heads, 1, 65536),
+          check::Range("heads", p.heads, 1, 8192),
           check::EvenRange("head_dim", p.head_dim, 2, 512),
           check::EvenRange("rotary_dim", p.rotary_dim, 0, p.head_dim),
-          check::Style(p.style),
+          check::Style(p.style, /*moves=*/false),
       });
       !s.ok()) {
     return s;

@@ -18,6 +18,15 @@ std::string Name(SequenceId id) {
   return "sequence " + std::to_string(static_cast<std::uint64_t>(id));
 }
 
+// Whether the rows have the positions that rows of a default sequence would have.
+//   positions: [sections, rows.count]
+bool FollowsIndex(std::span<const std::int32_t> positions, const StepRows& rows) {
+  for (std::size_t i = 0; i < positions.size(); ++i) {
+    if (positions[i] != rows.start + static_cast<std::int64_t>(i) % rows.count) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 Status BlockManager::Plan(std::span<const StepItem> items, const StepShape& shape,
@@ -65,11 +74,13 @@ Status BlockManager::CheckItems(std::span<const StepItem> items) {
                              Name(item.sequence) + ": allowed are 0 to num_tokens - 1, " +
                              std::to_string(item.num_tokens - 1));
     }
-    if (!item.positions.empty() &&
-        static_cast<std::int64_t>(item.positions.size()) != item.num_tokens) {
-      return InvalidArgument("positions of " + Name(item.sequence) + ": " +
-                             std::to_string(item.positions.size()) + " given for num_tokens " +
-                             std::to_string(item.num_tokens));
+    const auto given = static_cast<std::int64_t>(item.positions.size());
+    const bool all_sections = given % config_.position_sections == 0 &&
+                              given / config_.position_sections == item.num_tokens;
+    if (given != 0 && given != item.num_tokens && !all_sections) {
+      return InvalidArgument("positions of " + Name(item.sequence) + ": " + std::to_string(given) +
+                             " given for num_tokens " + std::to_string(item.num_tokens) + " and " +
+                             std::to_string(config_.position_sections) + " sections");
     }
     for (const std::int32_t position : item.positions) {
       if (position < 0 || position >= config_.max_tokens_per_sequence) {
@@ -121,6 +132,16 @@ void BlockManager::ClaimHit(Sequence& sequence, PlannedStep& step) {
   }
 }
 
+// Keeps the positions of the first `count` rows, [sections, count]. One set serves all sections.
+void BlockManager::AddPositions(const StepItem& item, std::int64_t count, PlannedStep& step) const {
+  const auto given = static_cast<std::int64_t>(item.positions.size());
+  for (int section = 0; section < config_.position_sections; ++section) {
+    const auto first =
+        item.positions.begin() + (given == item.num_tokens ? 0 : section * item.num_tokens);
+    step.positions.insert(step.positions.end(), first, first + count);
+  }
+}
+
 Status BlockManager::AddRows(const StepItem& item, PlannedStep& step) {
   Sequence& sequence = *sequences_.Find(item.sequence);
   StepRows rows;
@@ -139,14 +160,14 @@ Status BlockManager::AddRows(const StepItem& item, PlannedStep& step) {
     rows.count = std::min(item.num_tokens, sequence.prompt_length - rows.hit);
   }
   planned.certain = std::min(item.num_tokens - item.num_drafts, rows.count);
-  planned.limit = rows.start + rows.count;
   planned.first_new_block = planned.first_plan ? rows.hit / config_.block_size
                                                : static_cast<std::int64_t>(sequence.table.size());
-  if (planned.limit > sequence.max_length) {
+  if (rows.count > sequence.max_length - rows.start) {
     return InvalidArgument("num_tokens " + std::to_string(item.num_tokens) + " of " +
-                           Name(item.sequence) + " would end at " + std::to_string(planned.limit) +
-                           " tokens, past its max_length " + std::to_string(sequence.max_length));
+                           Name(item.sequence) + " behind its " + std::to_string(rows.start) +
+                           " tokens is past its max_length " + std::to_string(sequence.max_length));
   }
+  planned.limit = rows.start + rows.count;
   step.num_tokens += rows.count;
   if (step.num_tokens > config_.max_tokens_per_step) {
     return InvalidArgument("the items have more rows than max_tokens_per_step " +
@@ -154,8 +175,12 @@ Status BlockManager::AddRows(const StepItem& item, PlannedStep& step) {
   }
   if (!item.positions.empty()) {
     planned.position_offset = static_cast<std::int64_t>(step.positions.size());
-    step.positions.insert(step.positions.end(), item.positions.begin(),
-                          item.positions.begin() + rows.count);
+    AddPositions(item, rows.count, step);
+    planned.moved =
+        !sequence.keyed &&
+        !FollowsIndex(
+            std::span(step.positions).subspan(static_cast<std::size_t>(planned.position_offset)),
+            rows);
   }
   step.hit_tokens += rows.hit;
   step.rows.push_back(rows);
@@ -284,7 +309,7 @@ void BlockManager::Reserve(PlannedStep& step) {
   }
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
     const StepRows& rows = step.rows[i];
-    const PlannedItem& item = step.items[i];
+    PlannedItem& item = step.items[i];
     Sequence& sequence = sequences_.at(item.sequence);
     if (item.first_plan) sequence.table = sequence.match_path;
     if (item.cow_target != kNoBlock) {
@@ -292,6 +317,10 @@ void BlockManager::Reserve(PlannedStep& step) {
       sequence.table[static_cast<std::size_t>(at)] = item.cow_target;
       sequence.first_dirty = std::min(sequence.first_dirty, at);
     }
+    item.tail_block =
+        rows.start % config_.block_size == 0 || item.first_plan
+            ? kNoBlock
+            : sequence.table[static_cast<std::size_t>(rows.start / config_.block_size)];
     for (std::int64_t n = 0; n < item.new_blocks; ++n) {
       sequence.table.push_back(step.undo[item.first_taken + static_cast<std::size_t>(n)].block);
     }
@@ -352,6 +381,8 @@ void BlockManager::Prepare(PlannedStep& step) {
     item.previous_step = sequence.last_step;
     ++sequence.live_steps;
     sequence.last_step = step.id;
+    // Keys turned by other angles must not be found by the tokens alone.
+    if (item.moved) sequence.indexable = false;
     sequence.match_path.clear();
     sequence.match_generations.clear();
   }

@@ -24,6 +24,7 @@ struct CowCopy {
 struct PlannedItem {
   int sequence = -1;  // entry in the SequenceTable
   bool first_plan = false;
+  bool moved = false;                 // positions other than the index, and no key that says so
   std::int64_t certain = 0;           // leading rows that Commit must keep
   std::int64_t limit = 0;             // rows at or past this index of the sequence were truncated
   std::int64_t position_offset = -1;  // into PlannedStep::positions; -1: none given
@@ -31,6 +32,7 @@ struct PlannedItem {
   std::int64_t new_blocks = 0;
   std::size_t first_taken = 0;      // where PlannedStep::undo lists them
   std::int64_t old_planned = 0;     // of the sequence, before this plan
+  BlockId tail_block = kNoBlock;    // the block, partly filled before, that the first row is in
   std::uint64_t previous_step = 0;  // Sequence::last_step before this step
   BlockId cow_source = kNoBlock;
   BlockId cow_target = kNoBlock;

@@ -20,11 +20,13 @@ struct Sequence {
   SequenceId id = SequenceId::kNone;  // kNone: this entry is free
   bool open = false;                  // false with an id: closed, but a live step still names it
   bool started = false;               // its first plan was made: the prefix hit is decided
+  bool keyed = false;                 // has a salt or extra keys
   bool indexable = true;              // false: its blocks must not enter the index any more
   bool corrupt = false;               // holds a block with a device fault
   bool pinned = false;                // closed: the table's references wait for a step's end
   int row = -1;                       // of the resident block tables; -1 once closed
   RootId root = 0;
+  std::uint32_t rope_choice = 0;  // tables that its keys turn by
   std::int64_t max_length = 0;
   std::int64_t prompt_length = 0;
   std::int64_t settled = 0;

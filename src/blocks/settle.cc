@@ -104,15 +104,26 @@ void BlockManager::SettleItem(PlannedStep& step, std::size_t index, const StepCo
     sequence.ids.insert(sequence.ids.end(), commit->tokens.begin(),
                         commit->tokens.begin() + wanted);
   }
-  // Blocks of this step that still stand become held; later ones belong to a later step.
+  SettleBlocks(step, index, end);
+  IndexFullBlocks(sequence);
+}
+
+// The blocks that the kept rows, up to `end`, were written to become held. They are those of the
+// plan: a later step may have put a copy into the table since.
+void BlockManager::SettleBlocks(PlannedStep& step, std::size_t index, std::int64_t end) {
+  const StepRows& rows = step.rows[index];
+  const PlannedItem& item = step.items[index];
   const std::int64_t tail = rows.start / config_.block_size;
+  // A copy holds rows from before the step, so it counts even where none of the step's is kept.
   if (item.cow_target != kNoBlock && tail < BlocksFor(end)) pool_.Settle(item.cow_target);
-  for (std::int64_t b = tail; end > rows.start && b < BlocksFor(end); ++b) {
-    const BlockId block = sequence.table[static_cast<std::size_t>(b)];
+  if (end <= rows.start) return;
+  for (std::int64_t b = tail; b < BlocksFor(end); ++b) {
+    const auto taken = static_cast<std::size_t>(b - item.first_new_block);
+    const BlockId block =
+        b < item.first_new_block ? item.tail_block : step.undo[item.first_taken + taken].block;
     pool_.Settle(block);
     if (config_.track_writes) step.written.push_back({block, pool_.generation(block)});
   }
-  IndexFullBlocks(sequence);
 }
 
 Status BlockManager::CheckDiscard(const PlannedStep& step) const {
@@ -140,6 +151,7 @@ void BlockManager::DiscardItem(PlannedStep& step, std::size_t index) {
   if (!sequence.open || sequence.id != rows.sequence) return;  // closed since
   if (item.first_plan) {
     sequence.started = false;
+    sequence.indexable = true;  // it holds nothing from before a Clear any more
     sequence.settled = sequence.planned = sequence.reach = 0;
     sequence.indexed = 0;
     ShrinkTable(sequence, 0);

@@ -50,6 +50,11 @@ std::string Fields::Path(std::string_view name) const {
   return (path_.empty() ? "" : path_ + ".") + Clean(name, 80);
 }
 
+void Fields::Assumed(std::string_view name, std::int64_t value) const {
+  report_->Warn(Path(name),
+                "missing; " + std::to_string(value) + ", the default of this model_type, is taken");
+}
+
 const Json* Fields::Find(std::string_view name) const {
   const auto found = object_->find(name);
   return found == object_->end() || found->is_null() ? nullptr : &*found;

@@ -52,6 +52,8 @@ class Fields {
   std::string Path(std::string_view name) const;
   ConfigReport& report() const { return *report_; }
   const Json& json() const { return *object_; }
+  // Warns that the default of the family stands for an absent field.
+  void Assumed(std::string_view name, std::int64_t value) const;
 
   // There at all, if only as null.
   bool Has(std::string_view name) const { return object_->find(name) != object_->end(); }

@@ -58,7 +58,7 @@ class Scanner {
 
   Status Scan() {
     if (Status s = ScanMarks(); !s.ok()) return s;
-    while (at_ < text_.size()) {
+    while (at_ < text_.size() && !misplaced_) {
       if (Status s = in_string_ ? StepInString() : Step(); !s.ok()) return s;
     }
     return Status::Ok();
@@ -105,12 +105,16 @@ class Scanner {
     if (c == '/') return Refuse("comments are not JSON");
     if (IsLetter(c)) return StepWord();
     if (c == '{' || c == '[') {
-      if (++depth_ > kMaxDepth) {
+      if (open_.size() == kMaxDepth) {
         return Refuse("nesting deeper than " + std::to_string(kMaxDepth) + " levels");
       }
+      open_ += c;
     } else if (c == '}' || c == ']') {
-      if (--depth_ == 0) ended_ = true;
-      if (depth_ < 0) return Refuse("a bracket closes what was not opened");
+      // The parser knows best what should stand here.
+      misplaced_ = open_.empty() || (c == '}') != (open_.back() == '{');
+      if (misplaced_) return Status::Ok();
+      open_.pop_back();
+      ended_ = open_.empty();
     } else if (c == '"') {
       in_string_ = true;
     } else if ((c >= '0' && c <= '9') || c == '-') {
@@ -121,6 +125,9 @@ class Scanner {
         ++at_;
       }
       return Status::Ok();
+    } else if (!IsSpace(c) && c != ':' && c != ',') {
+      const std::size_t length = Utf8Length(text_.substr(at_));
+      if (length > 0) return Refuse(Quoted(text_.substr(at_, length)) + " is not JSON");
     }
     return StepUtf8();
   }
@@ -138,8 +145,9 @@ class Scanner {
 
   const std::string_view text_;
   std::size_t at_ = 0;
-  int depth_ = 0;
+  std::string open_;  // brackets
   bool in_string_ = false;
+  bool misplaced_ = false;
   bool ended_ = false;  // the outermost bracket has closed
 };
 
@@ -219,7 +227,9 @@ class Builder final : public nlohmann::json_sax<Json> {
     std::string path;
     for (std::size_t i = 0; i < open_.size(); ++i) {
       if (open_[i]->is_array()) {
-        path.append("[").append(std::to_string(open_[i]->size())).append("]");
+        // Of an array that is not the innermost one, the last entry is being read.
+        const std::size_t entry = open_[i]->size() - (i + 1 < open_.size() ? 1 : 0);
+        path.append("[").append(std::to_string(entry)).append("]");
       } else {
         path.append(path.empty() ? "" : ".").append(keys_[i]);
       }

@@ -14,7 +14,7 @@ namespace lariat::model {
 using Json = nlohmann::json;
 
 inline constexpr std::size_t kMaxConfigBytes = std::size_t{4} << 20;
-inline constexpr int kMaxDepth = 64;
+inline constexpr std::size_t kMaxDepth = 64;
 inline constexpr std::size_t kMaxKeyBytes = 256;
 inline constexpr std::size_t kMaxValues = 200'000;  // of all kinds, containers too
 

@@ -4,10 +4,12 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <string>
 
 #include "lariat/model.h"
 #include "model/config_fields.h"
+#include "model/config_heads.h"
 #include "model/config_layers.h"
 #include "model/config_rope.h"
 #include "model/families.h"
@@ -20,15 +22,14 @@ using model::ConfigReport;
 using model::Describe;
 using model::Family;
 using model::Fields;
+using model::HeadReader;
+using model::Heads;
 using model::Json;
-using model::KvRule;
 using model::LayerPlan;
 using model::RopeReader;
 
 // Nothing real comes near; products of these stay inside 63 bits.
 constexpr std::int64_t kMaxLayers = 4096;
-constexpr std::int64_t kMaxHeads = 65536;
-constexpr std::int64_t kMaxHeadDim = 65536;
 constexpr std::int64_t kMaxWidth = std::int64_t{1} << 24;
 constexpr std::int64_t kMaxVocab = std::int64_t{1} << 31;
 constexpr std::int64_t kMaxPositions = std::int64_t{1} << 31;
@@ -38,9 +39,6 @@ constexpr std::array<std::string_view, 4> kLayers = {"num_hidden_layers", "n_lay
                                                      "num_layers"};
 constexpr std::array<std::string_view, 4> kHidden = {"hidden_size", "n_embd", "d_model", "dim"};
 constexpr std::array<std::string_view, 3> kHeads = {"num_attention_heads", "n_head", "n_heads"};
-constexpr std::array<std::string_view, 4> kKvHeads = {"num_key_value_heads", "num_kv_heads",
-                                                      "n_head_kv", "n_kv_heads"};
-constexpr std::array<std::string_view, 2> kHeadDim = {"head_dim", "kv_channels"};
 constexpr std::array<std::string_view, 5> kPositions = {"max_position_embeddings", "n_positions",
                                                         "seq_length", "n_ctx", "model_max_length"};
 constexpr std::array<std::string_view, 4> kIntermediate = {"intermediate_size", "ffn_hidden_size",
@@ -68,14 +66,6 @@ constexpr std::array<std::string_view, 1> One(std::string_view name) { return {n
 // A family of which nothing is known: the common rules.
 constexpr Family kUnknownFamily = {.window = model::WindowRule::kAlways};
 
-// Heads and widths of the layers of one kind.
-struct Heads {
-  int kv_heads = 0;
-  int k_dim = 0;
-  int v_dim = 0;
-  std::string k_dim_path;
-};
-
 // Reads one config. Every function may leave an error in the report, upon which Read stops at the
 // next step that could stumble over it.
 class Reader {
@@ -87,9 +77,7 @@ class Reader {
     model_.name = name;
     FindRow();
     if (report_.ok()) ReadSizes();
-    if (report_.ok()) ReadKvHeads();
-    if (report_.ok()) ReadMla();
-    if (report_.ok() && !IsMla()) ReadHeadDims();
+    if (report_.ok()) ReadHeads();
     if (report_.ok()) ReadLayers();
     if (report_.ok()) ReadIndexer();
     if (report_.ok()) ReadExperts();
@@ -133,164 +121,26 @@ class Reader {
     model_.num_layers = static_cast<int>(text_.RequiredInt(kLayers, 1, kMaxLayers));
     if (family_->heads > 0 && text_.NameOf(kHeads).empty()) {
       model_.q_heads = family_->heads;
-      Assumed(kHeads[0], family_->heads);
+      text_.Assumed(kHeads[0], family_->heads);
     } else {
-      model_.q_heads = static_cast<int>(text_.RequiredInt(kHeads, 1, kMaxHeads));
+      model_.q_heads = static_cast<int>(text_.RequiredInt(kHeads, 1, model::kMaxHeads));
     }
     model_.hidden_size = text_.RequiredInt(kHidden, 1, kMaxWidth);
     model_.max_position_embeddings = text_.Int(kPositions, 1, kMaxPositions).value_or(0);
     if (model_.max_position_embeddings > 0) return;
     model_.max_position_embeddings = family_->max_positions;
     if (family_->max_positions > 0) {
-      Assumed(kPositions[0], family_->max_positions);
+      text_.Assumed(kPositions[0], family_->max_positions);
     } else {
       report_.Warn(text_.Path(kPositions[0]), "missing; the length of a sequence is not limited");
     }
   }
 
-  void Assumed(std::string_view name, std::int64_t value) {
-    report_.Warn(text_.Path(name), "missing; " + std::to_string(value) +
-                                       ", the default of this model_type, is taken");
-  }
-
-  // One number, or one per layer.
-  void ReadKvHeads() {
-    const int heads = model_.q_heads;
-    const auto flag = [&](std::string_view name) { return text_.Bool(name).value_or(true); };
-    const bool one =
-        (family_->kv == KvRule::kFalcon &&
-         !text_.Bool("new_decoder_architecture").value_or(false) && flag("multi_query")) ||
-        (family_->kv == KvRule::kMultiQuery && flag("multi_query"));
-    const bool grouped =
-        family_->kv == KvRule::kGrouped || text_.Bool("new_decoder_architecture").value_or(false);
-    model_.kv_heads = one ? 1 : heads;
-    if (family_->kv == KvRule::kChatGlm) {
-      if (!text_.Bool("multi_query_attention").value_or(false)) return;
-      model_.kv_heads =
-          static_cast<int>(text_.RequiredInt(One("multi_query_group_num"), 1, kMaxHeads));
-      CheckKvHeads(text_.Path("multi_query_group_num"), model_.kv_heads);
-      return;
-    }
-    if (!grouped) return;
-    const std::string_view name = text_.NameOf(kKvHeads);
-    if (name.empty()) {
-      const bool absent = std::none_of(kKvHeads.begin(), kKvHeads.end(),
-                                       [&](std::string_view n) { return text_.Has(n); });
-      if (absent && family_->kv_heads > 0) {
-        model_.kv_heads = family_->kv_heads;
-        Assumed(kKvHeads[0], model_.kv_heads);
-      }
-      CheckKvHeads(text_.Path(kKvHeads[0]), model_.kv_heads);
-    } else if (text_.Find(name)->is_array()) {
-      ReadKvHeadsByLayer(name);
-    } else {
-      model_.kv_heads = static_cast<int>(text_.Int(kKvHeads, 1, kMaxHeads).value_or(1));
-      CheckKvHeads(text_.Path(name), model_.kv_heads);
-    }
-  }
-
-  void ReadKvHeadsByLayer(std::string_view name) {
-    const auto list = *text_.Ints(name, 1, kMaxHeads);
-    if (list.size() != static_cast<std::size_t>(model_.num_layers)) {
-      report_.Fail(text_.Path(name), std::to_string(list.size()) + " entries",
-                   "must have num_hidden_layers (" + std::to_string(model_.num_layers) + ")");
-      return;
-    }
-    for (std::size_t i = 0; i < list.size(); ++i) {
-      kv_by_layer_.push_back(static_cast<int>(list[i]));
-      CheckKvHeads(text_.Path(name) + "[" + std::to_string(i) + "]", list[i]);
-    }
-    model_.kv_heads = *std::max_element(kv_by_layer_.begin(), kv_by_layer_.end());
-  }
-
-  void CheckKvHeads(const std::string& path, std::int64_t kv_heads) {
-    if (model_.q_heads % kv_heads == 0) return;
-    report_.Fail(path, std::to_string(kv_heads),
-                 "must divide num_attention_heads (" + std::to_string(model_.q_heads) + ")");
-  }
-
-  void ReadMla() {
-    if (text_.Find("kv_lora_rank") == nullptr) {
-      if (family_->mla) {
-        text_.RequiredInt(One("kv_lora_rank"), 1, kMaxHeadDim,
-                          "model_type " + model_.model_type + " requires an integer >= 1");
-      }
-      return;
-    }
-    const auto rank = text_.Int(One("kv_lora_rank"), 1, kMaxHeadDim).value_or(1);
-    const std::string why = "required because kv_lora_rank is " + std::to_string(rank);
-    const auto dim = [&](std::string_view name) {
-      return static_cast<int>(text_.RequiredInt(One(name), 1, kMaxHeadDim, why));
-    };
-    MlaDims& mla = model_.mla;
-    mla.kv_lora_rank = static_cast<int>(rank);
-    mla.qk_rope_head_dim = dim("qk_rope_head_dim");
-    mla.qk_nope_head_dim = dim("qk_nope_head_dim");
-    if (text_.Find("v_head_dim") == nullptr && model_.hidden_size % model_.q_heads == 0) {
-      const std::int64_t v_dim = model_.hidden_size / model_.q_heads;
-      mla.v_head_dim = static_cast<int>(std::min(v_dim, kMaxHeadDim));
-      report_.Warn(text_.Path("v_head_dim"), "missing; hidden_size/num_attention_heads, " +
-                                                 std::to_string(v_dim) + ", is taken");
-    } else {
-      mla.v_head_dim = dim("v_head_dim");
-    }
-    mla.q_lora_rank = static_cast<int>(text_.Int(One("q_lora_rank"), 1, kMaxHeadDim).value_or(0));
-  }
-
-  // The widths of most layers; those of the kinds that differ are found by HeadsOf.
-  void ReadHeadDims() {
-    Heads& heads = common_;
-    heads.kv_heads = model_.kv_heads;
-    const std::string_view name = text_.NameOf(kHeadDim);
-    heads.k_dim_path = text_.Path(name.empty() ? kHeadDim[0] : name);
-    if (!name.empty()) {
-      heads.k_dim = static_cast<int>(text_.Int(kHeadDim, 1, kMaxHeadDim).value_or(2));
-    } else if (family_->head_dim > 0) {
-      heads.k_dim = family_->head_dim;
-      if (family_->head_dim * std::int64_t{model_.q_heads} != model_.hidden_size) {
-        Assumed(kHeadDim[0], family_->head_dim);
-      }
-    } else if (model_.hidden_size % model_.q_heads != 0) {
-      report_.Fail(text_.Path(text_.NameOf(kHidden)),
-                   std::to_string(model_.hidden_size) +
-                       " is not a multiple of num_attention_heads (" +
-                       std::to_string(model_.q_heads) + ")",
-                   "give head_dim");
-    } else {
-      const std::int64_t width = model_.hidden_size / model_.q_heads;
-      heads.k_dim = static_cast<int>(std::min(width, kMaxHeadDim));
-    }
-    heads.v_dim =
-        static_cast<int>(text_.Int(One("v_head_dim"), 1, kMaxHeadDim).value_or(heads.k_dim));
-    model_.head_dim = heads.k_dim;
-  }
-
-  // Sliding layers may have heads and widths of their own (swa_*), full ones too (global_*).
-  Heads HeadsOf(LayerKind kind) {
-    Heads heads = common_;
-    const bool sliding = kind == LayerKind::kSliding;
-    if (!sliding && kind != LayerKind::kFull) return heads;
-    const std::string_view dim_name = sliding ? "swa_head_dim" : "global_head_dim";
-    const std::string_view kv_name =
-        sliding ? "swa_num_key_value_heads" : "num_global_key_value_heads";
-    // Gemma 4 has the latter only where keys serve as values.
-    const bool own_kv = sliding || text_.Bool("attention_k_eq_v").value_or(true);
-    const int otherwise = !sliding && family_->full_head_dim > 0 ? family_->full_head_dim : 0;
-    const auto dim = text_.Int(One(dim_name), 1, kMaxHeadDim);
-    if (dim || otherwise > 0) {
-      heads.k_dim = static_cast<int>(dim.value_or(otherwise));
-      heads.v_dim = heads.k_dim;
-      heads.k_dim_path = text_.Path(dim_name);
-    }
-    if (sliding) {
-      heads.v_dim =
-          static_cast<int>(text_.Int(One("swa_v_head_dim"), 1, kMaxHeadDim).value_or(heads.v_dim));
-    }
-    if (const auto kv = text_.Int(One(kv_name), 1, kMaxHeads); kv && own_kv) {
-      heads.kv_heads = static_cast<int>(*kv);
-      CheckKvHeads(text_.Path(kv_name), *kv);
-    }
-    return heads;
+  void ReadHeads() {
+    heads_.emplace(text_, *family_, model_.hidden_size, model_.num_layers, model_.q_heads);
+    model_.kv_heads = heads_->kv_heads();
+    model_.head_dim = heads_->common().k_dim;
+    model_.mla = heads_->mla();
   }
 
   void ReadLayers() {
@@ -322,10 +172,11 @@ class Reader {
       if (turning && plan.turns[i] && kind != LayerKind::kLinear && rope < 0) {
         rope = AddRope(kind == LayerKind::kMla
                            ? ropes.ReadMla(model_.mla.qk_rope_head_dim)
-                           : ropes.Read(kind, spec.k_dim, HeadsOf(kind).k_dim_path));
+                           : ropes.Read(kind, spec.k_dim, heads_->Of(kind).k_dim_path));
       }
       spec.rope = plan.turns[i] ? rope : -1;
-      if (!kv_by_layer_.empty() && kind != LayerKind::kLinear) spec.kv_heads = kv_by_layer_[i];
+      const std::vector<int>& kv_heads = heads_->kv_by_layer();
+      if (!kv_heads.empty() && kind != LayerKind::kLinear) spec.kv_heads = kv_heads[i];
       model_.layers[i] = spec;
     }
   }
@@ -339,7 +190,7 @@ class Reader {
       spec.k_dim = model_.mla.kv_lora_rank + model_.mla.qk_rope_head_dim;
       return spec;
     }
-    const Heads heads = HeadsOf(kind);
+    const Heads heads = heads_->Of(kind);
     spec.kv_heads = heads.kv_heads;
     spec.k_dim = heads.k_dim;
     spec.v_dim = heads.v_dim;
@@ -360,11 +211,12 @@ class Reader {
   }
 
   void ReadIndexer() {
-    const auto dim = text_.Int(One("index_head_dim"), 1, kMaxHeadDim);
+    const auto dim = text_.Int(One("index_head_dim"), 1, model::kMaxHeadDim);
     if (!dim) return;
     IndexerDims& indexer = model_.indexer;
     indexer.head_dim = static_cast<int>(*dim);
-    indexer.heads = static_cast<int>(text_.Int(One("index_n_heads"), 1, kMaxHeads).value_or(0));
+    indexer.heads =
+        static_cast<int>(text_.Int(One("index_n_heads"), 1, model::kMaxHeads).value_or(0));
     indexer.topk = ToInt(text_.Int(One("index_topk"), 1, kMaxPositions).value_or(0));
     const bool interleaved = text_.Bool("indexer_rope_interleave").value_or(false);
     indexer.style = interleaved ? RopeStyle::kInterleaved : RopeStyle::kHalf;
@@ -385,7 +237,7 @@ class Reader {
   }
 
   void ReadExperts() {
-    model_.experts = ToInt(text_.Int(kExperts, 1, kMaxHeads).value_or(0));
+    model_.experts = ToInt(text_.Int(kExperts, 1, model::kMaxHeads).value_or(0));
     model_.intermediate_size =
         text_.Int(kIntermediate, 1, kMaxWidth).value_or(0) / family_->mlp_divisor;
     if (model_.intermediate_size == 0 && family_->mlp_matrices == 2) {
@@ -393,7 +245,8 @@ class Reader {
     }
     if (model_.experts == 0) return;
     model_.experts_per_token = ToInt(text_.Int(kExpertsPerToken, 1, model_.experts).value_or(1));
-    model_.shared_experts = ToInt(text_.Int(One("n_shared_experts"), 0, kMaxHeads).value_or(0));
+    model_.shared_experts =
+        ToInt(text_.Int(One("n_shared_experts"), 0, model::kMaxHeads).value_or(0));
     model_.moe_intermediate_size =
         text_.Int(One("moe_intermediate_size"), 1, kMaxWidth).value_or(model_.intermediate_size);
     const std::vector<bool> sparse = model::PlanExperts(text_, model_.num_layers, true);
@@ -438,8 +291,7 @@ class Reader {
   ConfigReport& report_;
   const Family* family_ = nullptr;
   ModelConfig model_;
-  Heads common_;
-  std::vector<int> kv_by_layer_;  // empty: all alike
+  std::optional<HeadReader> heads_;
 };
 
 Result<ModelConfig> ReadConfig(std::string_view json, const std::string& name) {
@@ -470,25 +322,6 @@ Result<ModelConfig> ModelConfig::FromHuggingFace(const std::string& path) {
   const Result<std::string> text = model::ReadConfigFile(path);
   if (!text.ok()) return text.status();
   return FromHuggingFaceJson(*text, path);
-}
-
-std::vector<LayerGroup> GroupLayers(const ModelConfig& model) {
-  std::vector<LayerGroup> groups;
-  for (std::size_t i = 0; i < model.layers.size(); ++i) {
-    auto group = std::find_if(groups.begin(), groups.end(),
-                              [&](const LayerGroup& g) { return g.spec == model.layers[i]; });
-    if (group == groups.end()) group = groups.insert(groups.end(), {model.layers[i], {}});
-    group->layers.push_back(static_cast<int>(i));
-  }
-  return groups;
-}
-
-std::int64_t KvBytesPerToken(const ModelConfig& model, DType dtype) {
-  std::int64_t elements = 0;
-  for (const LayerSpec& layer : model.layers) {
-    elements += std::int64_t{layer.kv_heads} * (std::int64_t{layer.k_dim} + layer.v_dim);
-  }
-  return elements * static_cast<std::int64_t>(SizeOf(dtype));
 }
 
 }  // namespace lariat

@@ -55,8 +55,8 @@ class Timed {
 
 namespace lariat {
 
-// Files: session.cc (requests and steps), session_admission.cc (who runs: the batch, admission,
-// preemption).
+// Files: session.cc (requests), session_admission.cc (who runs: the batch, admission, preemption),
+// session_step.cc (a step).
 struct Session::Impl {
   using RequestState = session::RequestState;
 
@@ -77,7 +77,7 @@ struct Session::Impl {
   Status PreemptLast();
   Result<Step> PlanBatch();
 
-  // session.cc
+  // session_step.cc
   Result<bool> RunStep();
   void DescribeItems(const Step& step);
   Status Poll();

@@ -170,10 +170,11 @@ bool CacheModel::InLiveStep(SequenceId id) const {
   return false;
 }
 
+// Drafts that Truncate dropped are decided.
 bool CacheModel::DraftsPending(SequenceId id) const {
   for (const ModelStep& step : steps_) {
     for (const ModelEntry& entry : step.entries) {
-      if (entry.sequence == id && entry.drafts > 0) return true;
+      if (entry.sequence == id && entry.left > entry.count - entry.drafts) return true;
     }
   }
   return false;

@@ -158,6 +158,7 @@ class CacheModel {
   std::vector<int> Indexed(std::span<const TokenId> tokens, const std::string& options) const;
   bool HasIndexedChild(int block, const std::set<int>& gone) const;
   std::vector<int> Victims(std::int64_t count) const;
+  std::int64_t OpenHolders(int block) const;
   void Hold(int block);
   void Drop(int block);
   void Unpin(int block);
@@ -170,7 +171,7 @@ class CacheModel {
   void EndReleases(const ModelStep& step);
   void EndOfClosed(SequenceId id);
   std::int64_t BlocksFor(std::int64_t tokens) const;
-  void NotePeak(bool at_prepare = false);
+  void NotePeak();
 
   ModelConfig config_;
   std::map<SequenceId, ModelSequence> sequences_;  // open ones

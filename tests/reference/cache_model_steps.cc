@@ -59,12 +59,10 @@ ModelPlan CacheModel::CheckPlan(std::span<const StepItem> items, const StepShape
   trial.before_plan_.reset();
   trial.PlanStep(items);
   bool never = false;  // one item alone is longer than the pool
-  bool tolerance_b1 = false;
   for (const ModelEntry& entry : trial.plan_->entries) {
     plan.failure.needed += entry.need;
     plan.failure.sequences.push_back({entry.sequence, entry.need});
     never |= std::ssize(entry.named) > config_.total_blocks;
-    tolerance_b1 |= std::ssize(entry.named) + (entry.copied ? 1 : 0) > config_.total_blocks;
   }
   std::set<int> claimed;  // idle blocks that the items' hits take
   for (const ModelEntry& entry : trial.plan_->entries) {
@@ -78,8 +76,16 @@ ModelPlan CacheModel::CheckPlan(std::span<const StepItem> items, const StepShape
     return plan;
   }
   plan.codes.insert(never ? Code::kNeverFits : Code::kResourceExhausted);
-  if (tolerance_b1) plan.codes.insert(Code::kNeverFits);
   return plan;
+}
+
+// Closed sequences do not count: what their live steps read was read, in stream order, before a
+// later step writes.
+std::int64_t CacheModel::OpenHolders(int block) const {
+  return std::count_if(sequences_.begin(), sequences_.end(), [&](const auto& entry) {
+    const std::vector<int>& table = entry.second.table;
+    return std::find(table.begin(), table.end(), block) != table.end();
+  });
 }
 
 // All claims precede all allocations; free blocks are taken before victims.
@@ -123,7 +129,7 @@ void CacheModel::PlanStep(std::span<const StepItem> items) {
     const std::size_t first = entry.start / config_.block_size;
     if (entry.start % config_.block_size != 0) {
       const int source = sequence.table[first];
-      if (blocks_.at(source).refs > 1 || blocks_.at(source).index_tokens) {
+      if (OpenHolders(source) > 1 || blocks_.at(source).index_tokens) {
         entry.copied = ModelCopy{first, source, take()};
         sequence.table[first] = entry.copied->copy;
         ++blocks_.at(source).pins;
@@ -193,7 +199,7 @@ std::string CacheModel::Bind(const std::map<int, int>& real) {
   steps_.push_back(step);
   plan_.reset();
   before_plan_.reset();
-  NotePeak(true);
+  NotePeak();
   return "";
 }
 
@@ -217,6 +223,7 @@ std::int64_t CacheModel::KeptPastPrompt(const ModelEntry& entry, std::int64_t ke
 
 void CacheModel::Commit(std::size_t index, const std::map<SequenceId, Keep>& keeps) {
   const ModelStep step = steps_[index];
+  const std::int64_t used = std::ssize(blocks_) - std::ssize(lru_), merged = merged_;
   steps_.erase(steps_.begin() + static_cast<std::ptrdiff_t>(index));
   for (const ModelEntry& entry : step.entries) {
     const auto open = sequences_.find(entry.sequence);
@@ -250,6 +257,8 @@ void CacheModel::Commit(std::size_t index, const std::map<SequenceId, Keep>& kee
   }
   EndReleases(step);
   for (const ModelEntry& entry : step.entries) EndOfClosed(entry.sequence);
+  // In which order blocks are claimed and given back inside the call is not said.
+  peak_high_ = std::max(peak_high_, used + merged_ - merged);
   NotePeak();
 }
 
@@ -298,11 +307,11 @@ bool CacheModel::SharesLater(std::size_t step, bool open_only) const {
   return false;
 }
 
-void CacheModel::NotePeak(bool at_prepare) {
+void CacheModel::NotePeak() {
   std::int64_t used = std::ssize(blocks_) - std::ssize(lru_);
   if (plan_) used -= std::ssize(plan_->victims);  // counted by the placeholders
   peak_high_ = std::max(peak_high_, used);
-  if (!plan_ && at_prepare) peak_low_ = std::max(peak_low_, used);
+  if (!plan_) peak_low_ = std::max(peak_low_, used);
 }
 
 std::string CacheModel::CompareStats(const Stats& stats) const {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 
@@ -56,15 +57,23 @@ class FaultBackend : public BackendDecorator {
     Remove(streams_, stream.handle);
     inner().DestroyStream(stream);
   }
+  // Events get handles of their own: the CPU's are all null, which would say nothing.
   Result<Event> CreateEvent() override {
     if (Fails("CreateEvent")) return DeviceError("planned fault");
     auto event = inner().CreateEvent();
-    if (event.ok()) events_.insert(event->handle);
-    return event;
+    if (!event.ok()) return event;
+    auto own = std::make_unique<Event>(*event);
+    void* const handle = own.get();
+    events_[handle] = std::move(own);
+    return Event{handle};
   }
   void DestroyEvent(Event event) noexcept override {
-    Remove(events_, event.handle);
-    inner().DestroyEvent(event);
+    if (events_.count(event.handle) == 0) {
+      ++wrong_frees_;
+      return;
+    }
+    inner().DestroyEvent(*events_.at(event.handle));
+    events_.erase(event.handle);
   }
   Status Synchronize(Stream stream) override {
     if (Fails("Synchronize")) return DeviceError("planned fault");
@@ -72,15 +81,15 @@ class FaultBackend : public BackendDecorator {
   }
   Status Record(Event event, Stream stream) override {
     if (Fails("Record")) return DeviceError("planned fault");
-    return inner().Record(event, stream);
+    return inner().Record(*events_.at(event.handle), stream);
   }
   Status Wait(Stream stream, Event event) override {
     if (Fails("Wait")) return DeviceError("planned fault");
-    return inner().Wait(stream, event);
+    return inner().Wait(stream, *events_.at(event.handle));
   }
   Result<bool> Query(Event event) override {
     if (Fails("Query")) return DeviceError("planned fault");
-    return inner().Query(event);
+    return inner().Query(*events_.at(event.handle));
   }
   Status Copy(std::span<const BlockCopy> copies, Stream stream) override {
     if (Fails("Copy")) return DeviceError("planned fault");
@@ -121,7 +130,8 @@ class FaultBackend : public BackendDecorator {
   bool and_after_ = false;
   std::string failed_call_;
   std::map<void*, std::pair<MemoryKind, std::size_t>> memory_;
-  std::multiset<void*> streams_, events_;
+  std::multiset<void*> streams_;
+  std::map<void*, std::unique_ptr<Event>> events_;
   int wrong_frees_ = 0;
 };
 

@@ -20,30 +20,30 @@ void RandomCalls::Commit() {
       continue;
     }
     CacheModel::Keep& keep = keeps[entry.sequence];
-    const bool cut = entry.left < entry.count;
-    const bool named = entry.left > 0 && Chance(70);
+    // What Truncate dropped cannot be kept; of what is left, the certain rows must be.
+    const std::int64_t least = std::min(entry.count - entry.drafts, entry.left);
+    const bool named = Chance(70);
     keep.kept = entry.left;
-    if (named && !cut) keep.kept = entry.count - Roll(entry.drafts + 1);
+    if (named) keep.kept = least + Roll(entry.left - least + 1);
     const std::int64_t past = model().KeptPastPrompt(entry, keep.kept);
     const std::int64_t from = std::max<std::int64_t>(entry.start, std::ssize(open->second.prompt));
     for (std::int64_t i = 0; i < past; ++i) keep.truth.push_back(Token(from + i));
     if (!named) continue;
     StepCommit commit{.sequence = entry.sequence, .kept = keep.kept};
-    if (cut && Chance(50)) commit.kept = entry.count;  // of which `left` are still there
+    // More than is left may be named.
+    if (keep.kept == entry.left && Chance(50)) commit.kept = entry.count;
     // Ids in order: none for these rows while earlier ones lack theirs.
     const bool gap = std::ssize(open->second.ids) < from;
     if (!gap) keep.given = static_cast<std::size_t>(Chance(75) ? past : Roll(past + 1));
     commit.tokens = std::span(keep.truth).first(keep.given);
     if (Chance(2)) {
-      commit.kept = Chance(50) ? entry.count + 1 : entry.count - entry.drafts - 1;
-      invalid |= commit.kept > entry.count || !cut;
-      if (commit.kept < 0) invalid = true;
-      if (!invalid) commit.kept = keep.kept;
+      commit.kept = Chance(50) ? entry.count + 1 : least - 1;
+      invalid = true;
     }
     commits.push_back(commit);
     what += Text(" ", CachePair::Name(entry.sequence), ":", commit.kept, "t", keep.given);
   }
-  if (!commits.empty() && Chance(1)) {
+  if (!commits.empty() && model().sequences().count(commits.back().sequence) > 0 && Chance(1)) {
     commits.push_back(commits.back());
     invalid = true;
   }

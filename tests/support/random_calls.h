@@ -146,11 +146,6 @@ class RandomCalls {
     }
     const ModelSequence& sequence = found->second;
     const bool first = !sequence.planned && !sequence.prompt.empty();
-    for (const auto& step : model().steps()) {  // whether its drafts were cut off: left open
-      for (const ModelEntry& entry : step.entries) {
-        if (entry.sequence == item.sequence && entry.drafts > 0 && entry.left < entry.count) return;
-      }
-    }
     item.num_tokens = 1 + Roll(Chance(30) ? 1 : 2 * block_ + 2);
     if (Chance(50)) {  // often: what is left of the prompt
       item.num_tokens = std::max<std::int64_t>(

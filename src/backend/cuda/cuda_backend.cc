@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backend/cuda/cuda_backend.h"
+
+#include "backend/cuda/copy.h"
+#include "backend/cuda/error.h"
+#include "backend/cuda/ops.h"
+
+namespace lariat::cuda {
+namespace {
+
+// Makes a device current for a scope.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int ordinal) {
+    if (cudaGetDevice(&before_) != cudaSuccess) before_ = ordinal;
+    if (before_ == ordinal) return;
+    changed_ = true;
+    error_ = cudaSetDevice(ordinal);
+  }
+  ~CurrentDevice() {
+    if (changed_) static_cast<void>(cudaSetDevice(before_));
+  }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+  // What `call` returns, unless the device could not be made current.
+  template <class Call>
+  cudaError_t Run(Call&& call) const {
+    return error_ == cudaSuccess ? call() : error_;
+  }
+
+ private:
+  int before_ = 0;
+  bool changed_ = false;
+  cudaError_t error_ = cudaSuccess;
+};
+
+class CudaBackend final : public Backend {
+ public:
+  CudaBackend(int ordinal, std::string name) : ordinal_(ordinal), name_(std::move(name)) {}
+  BackendKind kind() const override { return BackendKind::kCuda; }
+  std::string name() const override { return name_; }
+  bool has_memory() const override { return true; }
+
+  Result<void*> Allocate(MemoryKind kind, std::size_t bytes) override {
+    void* memory = nullptr;
+    const cudaError_t error = CurrentDevice(ordinal_).Run([&] {
+      switch (kind) {
+        case MemoryKind::kPinnedHost: return cudaHostAlloc(&memory, bytes, cudaHostAllocPortable);
+        case MemoryKind::kMappedHost:
+          // Unified addressing: the host's address is the device's.
+          return cudaHostAlloc(&memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
+        default: return cudaMalloc(&memory, bytes);
+      }
+    });
+    if (error == cudaSuccess) return memory;
+    if (error != cudaErrorMemoryAllocation) return ToStatus(error, "allocation");
+    static_cast<void>(cudaGetLastError());
+    const char* where = kind == MemoryKind::kDevice ? "device" : "pinned host";
+    return ResourceExhausted("no room for an allocation of " + std::to_string(bytes) +
+                             " bytes of " + where + " memory");
+  }
+
+  void Free(MemoryKind kind, void* memory, std::size_t) noexcept override {
+    static_cast<void>(CurrentDevice(ordinal_).Run(
+        [&] { return kind == MemoryKind::kDevice ? cudaFree(memory) : cudaFreeHost(memory); }));
+  }
+
+  Result<Stream> CreateStream() override {
+    cudaStream_t stream = nullptr;
+    const Status made = Call("cudaStreamCreateWithFlags", [&] {
+      return cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    });
+    if (!made.ok()) return made;
+    return Stream{stream};
+  }
+  void DestroyStream(Stream stream) noexcept override {
+    if (stream.handle == nullptr) return;
+    static_cast<void>(
+        CurrentDevice(ordinal_).Run([&] { return cudaStreamDestroy(Handle(stream)); }));
+  }
+  Status Synchronize(Stream stream) override {
+    return Call("cudaStreamSynchronize", [&] { return cudaStreamSynchronize(Handle(stream)); });
+  }
+
+  Result<Event> CreateEvent() override {
+    cudaEvent_t event = nullptr;
+    const Status made = Call("cudaEventCreateWithFlags", [&] {
+      return cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+    });
+    if (!made.ok()) return made;
+    return Event{event};
+  }
+  void DestroyEvent(Event event) noexcept override {
+    if (event.handle == nullptr) return;
+    static_cast<void>(CurrentDevice(ordinal_).Run([&] { return cudaEventDestroy(Handle(event)); }));
+  }
+  Status Record(Event event, Stream stream) override {
+    return Call("cudaEventRecord", [&] { return cudaEventRecord(Handle(event), Handle(stream)); });
+  }
+  Status Wait(Stream stream, Event event) override {
+    return Call("cudaStreamWaitEvent",
+                [&] { return cudaStreamWaitEvent(Handle(stream), Handle(event), 0); });
+  }
+  Result<bool> Query(Event event) override {
+    const cudaError_t error =
+        CurrentDevice(ordinal_).Run([&] { return cudaEventQuery(Handle(event)); });
+    if (error == cudaSuccess) return true;
+    if (error != cudaErrorNotReady) return ToStatus(error, "cudaEventQuery");
+    static_cast<void>(cudaGetLastError());
+    return false;
+  }
+
+  Status Copy(std::span<const BlockCopy> copies, Stream stream) override {
+    return Call("copy", [&] { return CopyRanges(copies, Handle(stream)); });
+  }
+  Status Fill(void* dst, std::uint8_t value, std::size_t bytes, Stream stream) override {
+    return Call("cudaMemsetAsync",
+                [&] { return cudaMemsetAsync(dst, value, bytes, Handle(stream)); });
+  }
+
+  Status RopeUpdate(const RopeUpdateParams& params, Stream stream) override {
+    return Call("RopeUpdate", [&] { return cuda::RopeUpdate(params, Handle(stream)); });
+  }
+  Status AppendRope(const AppendRopeParams& params, Stream stream) override {
+    return Call("AppendRope", [&] { return cuda::AppendRope(params, Handle(stream)); });
+  }
+  Status BuildStepTables(const StepTablesParams& params, Stream stream) override {
+    return Call("BuildStepTables", [&] { return cuda::BuildStepTables(params, Handle(stream)); });
+  }
+
+ private:
+  static cudaEvent_t Handle(Event event) { return static_cast<cudaEvent_t>(event.handle); }
+  static cudaStream_t Handle(Stream stream) { return cuda::Handle(stream); }
+
+  template <class Run>
+  Status Call(std::string_view what, Run&& run) const {
+    return ToStatus(CurrentDevice(ordinal_).Run(run), what);
+  }
+
+  const int ordinal_;
+  const std::string name_;
+};
+
+}  // namespace
+
+Result<std::shared_ptr<Backend>> MakeCudaBackend(int ordinal) {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error != cudaSuccess || count == 0) {
+    static_cast<void>(cudaGetLastError());
+    return DeviceError(
+        std::string("backend = cuda: no device answers") +
+        (error == cudaSuccess ? "" : std::string(" (") + cudaGetErrorString(error) + ")"));
+  }
+  if (ordinal < 0 || ordinal >= count) {
+    return InvalidArgument("ordinal = " + std::to_string(ordinal) + ": must be 0.." +
+                           std::to_string(count - 1) + ", the CUDA devices here");
+  }
+  cudaDeviceProp properties;
+  if (Status s = ToStatus(cudaGetDeviceProperties(&properties, ordinal), "cudaGetDeviceProperties");
+      !s.ok()) {
+    return s;
+  }
+  if (properties.major < 8) {
+    return Unsupported("ordinal = " + std::to_string(ordinal) + ": " + properties.name + " is sm_" +
+                       std::to_string(properties.major) + std::to_string(properties.minor) +
+                       ", the kernels need sm_80 or later");
+  }
+  return std::shared_ptr<Backend>(std::make_shared<CudaBackend>(ordinal, properties.name));
+}
+
+}  // namespace lariat::cuda

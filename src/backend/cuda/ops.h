@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include "backend/params.h"
+
+namespace lariat::cuda {
+
+// Launchers. Each puts one kernel on the stream of the current device and returns the launch's
+// error. Parameters are as a Backend gets them.
+cudaError_t RopeUpdate(const RopeUpdateParams& params, cudaStream_t stream);
+cudaError_t AppendRope(const AppendRopeParams& params, cudaStream_t stream);
+// AppendRope in full: with three positions a token, and orders of elements that change.
+cudaError_t AppendRopeSections(const AppendRopeParams& params, cudaStream_t stream);
+cudaError_t BuildStepTables(const StepTablesParams& params, cudaStream_t stream);
+
+}  // namespace lariat::cuda

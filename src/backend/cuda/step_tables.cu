@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// BuildStepTables: one entry of the step per block column, its rows and table spread over `parts`
+// blocks. A changed table entry is read from the upload, not from the resident row that part 0 is
+// just writing, so the parts need not wait for one another.
+#include <algorithm>
+
+#include "backend/cuda/launch.h"
+#include "backend/cuda/ops.h"
+
+namespace lariat::cuda {
+namespace {
+
+constexpr std::uint32_t kThreads = 256;
+constexpr std::uint32_t kItemsPerPart = 1024;
+constexpr std::uint32_t kMaxParts = 16;
+
+// A sequence's block table as it is after this step's changes.
+struct Table {
+  const std::int32_t* row;
+  const std::int32_t* changed;
+  std::int32_t first, count;
+
+  __device__ __forceinline__ std::int32_t At(std::int32_t index) const {
+    const std::int32_t in_changed = index - first;
+    return in_changed >= 0 && in_changed < count ? changed[in_changed] : row[index];
+  }
+};
+
+// Zeroes what an earlier step left behind `used` entries of block_table[b].
+__device__ __forceinline__ void ClearTail(const StepTablesParams& p, std::int64_t b,
+                                          std::int32_t used) {
+  std::int32_t* table = p.block_table + b * p.table_stride;
+  const std::int32_t filled = p.filled[b];
+  for (std::int32_t j = used + static_cast<std::int32_t>(threadIdx.x); j < filled; j += kThreads) {
+    table[j] = 0;
+  }
+  __syncthreads();  // all have read filled[b]
+  if (threadIdx.x == 0) p.filled[b] = used;
+}
+
+__device__ __forceinline__ void BuildEntry(const StepTablesParams& p, const StepEntry& entry,
+                                           const std::int32_t* words, std::int64_t b) {
+  const auto thread = static_cast<std::int32_t>(blockIdx.y * kThreads + threadIdx.x);
+  const auto step = static_cast<std::int32_t>(gridDim.y * kThreads);
+  std::int32_t* row = p.resident + entry.resident_row * p.table_stride;
+  const Table table = {row, words + entry.delta_word, entry.delta_first, entry.delta_count};
+  for (std::int32_t i = thread; i < entry.count; i += step) {
+    const std::int32_t n = entry.start + i;
+    const std::int32_t block = n / p.block_size;
+    p.slots[entry.first_row + i] =
+        std::int64_t{table.At(block)} * p.block_size + (n - block * p.block_size);
+    for (int section = 0; section < p.position_sections; ++section) {
+      p.positions[section * p.section_stride + entry.first_row + i] =
+          entry.position_word < 0 ? n : words[entry.position_word + section * entry.count + i];
+    }
+    if (p.rope_choice != nullptr) p.rope_choice[entry.first_row + i] = entry.rope_choice;
+  }
+  const std::int32_t length = entry.start + entry.count;
+  const std::int32_t used = (length - 1) / p.block_size + 1;
+  for (std::int32_t j = thread; j < used; j += step) {
+    p.block_table[b * p.table_stride + j] = table.At(j);
+  }
+  if (blockIdx.y != 0) return;
+  for (std::int32_t i = thread; i < entry.delta_count; i += kThreads) {
+    row[entry.delta_first + i] = table.changed[i];
+  }
+  if (threadIdx.x == 0) {
+    p.cu_seqlens[b] = entry.first_row;
+    p.seqused_k[b] = length;
+  }
+  ClearTail(p, b, used);
+}
+
+// What belongs to no entry.
+__device__ __forceinline__ void BuildRest(const StepTablesParams& p) {
+  const StepHeader& header = p.header;
+  const auto thread =
+      static_cast<std::int32_t>((blockIdx.y * gridDim.x + blockIdx.x) * kThreads + threadIdx.x);
+  const auto step = static_cast<std::int32_t>(gridDim.x * gridDim.y * kThreads);
+  for (std::int32_t i = header.num_tokens + thread; i < header.padded_tokens; i += step) {
+    p.slots[i] = -1;
+    for (int section = 0; section < p.position_sections; ++section) {
+      p.positions[section * p.section_stride + i] = 0;
+    }
+    if (p.rope_choice != nullptr) p.rope_choice[i] = 0;
+  }
+  if (thread == 0) {
+    p.cu_seqlens[header.padded_sequences] = header.num_tokens;
+    if (p.fault != nullptr) *p.fault = header.fault;
+  }
+}
+
+// Grid: (max(padded_sequences, 1), parts).
+__global__ void __launch_bounds__(kThreads)
+    StepTablesKernel(const __grid_constant__ StepTablesParams p) {
+  const StepHeader& header = p.header;
+  BuildRest(p);
+  const auto b = static_cast<std::int32_t>(blockIdx.x);
+  if (b >= header.padded_sequences) return;
+  const auto* entries = reinterpret_cast<const StepEntry*>(
+      static_cast<const unsigned char*>(p.upload) + sizeof(StepHeader));
+  if (b < header.num_sequences) {
+    const auto* words = reinterpret_cast<const std::int32_t*>(entries + header.padded_sequences);
+    BuildEntry(p, entries[b], words, b);
+  } else if (blockIdx.y == 0) {
+    if (threadIdx.x == 0) {
+      p.cu_seqlens[b] = header.num_tokens;
+      p.seqused_k[b] = 0;
+    }
+    ClearTail(p, b, 0);
+  }
+}
+
+}  // namespace
+
+cudaError_t BuildStepTables(const StepTablesParams& p, cudaStream_t stream) {
+  const std::int64_t items = std::max<std::int64_t>(p.header.padded_tokens, p.table_stride);
+  const auto parts =
+      static_cast<std::uint32_t>(std::clamp<std::int64_t>(items / kItemsPerPart, 1, kMaxParts));
+  const auto columns = static_cast<std::uint32_t>(std::max(p.header.padded_sequences, 1));
+  return Launch(StepTablesKernel, dim3(columns, parts), dim3(kThreads), stream, p);
+}
+
+}  // namespace lariat::cuda

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+// One step: plan, run, settle.
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "session/session_state.h"
+
+namespace lariat {
+
+using session::Timed;
+
+// Says of each item what its rows are.
+void Session::Impl::DescribeItems(const Step& step) {
+  executor_items.clear();
+  const std::span<const StepRows> rows = step.rows();
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const RequestState& state = *running[i];
+    const StepRows& row = rows[i];
+    const std::span<const TokenId> inputs = state.inputs;
+    ExecutorItem item{.request = state.id,
+                      .tag = state.request.tag,
+                      .sequence = state.sequence,
+                      .first_row = row.first_row,
+                      .start = row.start,
+                      .count = row.count,
+                      .drafts = items[i].num_drafts,
+                      .samples = row.start + row.count >= state.opened_length};
+    if (state.prefilling()) {
+      item.tokens =
+          inputs.subspan(static_cast<std::size_t>(row.start), static_cast<std::size_t>(row.count));
+      if (state.settled == 0) item.cached = inputs.first(static_cast<std::size_t>(row.start));
+    } else {
+      item.tokens = inputs.first(static_cast<std::size_t>(row.count));
+    }
+    executor_items.push_back(item);
+  }
+  next.assign(rows.size(), 0);
+  accepted.assign(rows.size(), 0);
+  stop.assign(rows.size(), 0);
+  drafts.assign(rows.size(), {});
+  ended.assign(rows.size(), 0);
+  any_ended = false;
+}
+
+Status Session::Impl::CheckOutput(const ExecutorOutput& output) const {
+  if (!(output.seconds >= 0) || !std::isfinite(output.seconds)) {
+    return InvalidArgument("executor's seconds = " + std::to_string(output.seconds) +
+                           "; allowed: at least 0");
+  }
+  for (std::size_t i = 0; i < executor_items.size(); ++i) {
+    if (accepted[i] < 0 || accepted[i] > executor_items[i].drafts) {
+      return InvalidArgument("executor's accepted = " + std::to_string(accepted[i]) +
+                             "; allowed: 0 to the item's drafts, " +
+                             std::to_string(executor_items[i].drafts));
+    }
+  }
+  return Status::Ok();
+}
+
+// What kept rows and a first step's hit add to the sums (docs/simulator.md, Counting).
+void Session::Impl::CountRows(RequestState& state, const ExecutorItem& item, std::int64_t kept) {
+  const std::int64_t end = item.start + kept;
+  if (state.settled == 0 && item.start > 0) {
+    const std::int64_t hit =
+        std::max<std::int64_t>(0, std::min(item.start, state.prompt_length) - state.high_water);
+    state.result.hit_tokens += hit;
+    stats.hit_tokens += hit;
+  }
+  const std::int64_t again =
+      std::max<std::int64_t>(0, std::min(end, state.high_water) - item.start);
+  state.result.recomputed_tokens += again;
+  stats.recomputed_tokens += again;
+  stats.tokens_appended += kept;
+  state.high_water = std::max(state.high_water, end);
+  state.settled = end;
+}
+
+// The tokens that a step gave a sequence whose opened tokens are all computed.
+void Session::Impl::TakeTokens(RequestState& state, const ExecutorItem& item,
+                               const ExecutorOutput& output, std::size_t index) {
+  const std::int64_t limit = state.request.max_new_tokens;
+  emitted.clear();
+  const std::size_t certain = item.tokens.size() - static_cast<std::size_t>(item.drafts);
+  const auto drafted =
+      item.tokens.subspan(certain, static_cast<std::size_t>(output.accepted[index]));
+  emitted.insert(emitted.end(), drafted.begin(), drafted.end());
+  emitted.push_back(output.next[index]);
+  state.generated.insert(state.generated.end(), emitted.begin(), emitted.end());
+  if (!state.first_token) {
+    state.first_token = true;
+    state.result.first_token_s = now;
+  }
+  stats.output_tokens += std::ssize(emitted);
+  const std::int64_t left = limit - std::ssize(state.generated);
+  if (left <= 0 || output.stop[index] != 0) {
+    ended[index] = 1;
+    any_ended = true;
+  }
+
+  if (item.start < state.opened_length) ReturnBuffer(state.inputs);  // the prefill is over
+  state.inputs.clear();
+  state.inputs.push_back(output.next[index]);
+  // The last token is never fed in, so at most left - 1 drafts can be of use.
+  const std::span<const TokenId> tries = output.drafts[index];
+  const std::int64_t useful =
+      std::min<std::int64_t>({std::ssize(tries), left - 1, config.max_step_tokens - 1});
+  if (useful > 0) state.inputs.insert(state.inputs.end(), tries.begin(), tries.begin() + useful);
+}
+
+// Whether the device found bad slots or positions. A session plans none, so a fault means that the
+// executor's kernels or the cache's arrays are broken: what is cached cannot be trusted.
+Status Session::Impl::Poll() {
+  if (!has_device) return Status::Ok();
+  const Timed timed(stats.manager_s);
+  const Result<PollReport> report = cache.Poll();
+  if (!report.ok()) return report.status();
+  if (report->faults.empty()) return Status::Ok();
+  const StepFault& fault = report->faults.front();
+  return CorruptData("the device reports a bad " +
+                     std::string(fault.kind == FaultKind::kSlot ? "slot" : "position") + ", " +
+                     std::to_string(fault.value) + ", in step " + std::to_string(fault.step) +
+                     ", row " + std::to_string(fault.token));
+}
+
+Status Session::Impl::Settle(Step& step, const ExecutorOutput& output) {
+  commits.clear();
+  for (std::size_t i = 0; i < executor_items.size(); ++i) {
+    const ExecutorItem& item = executor_items[i];
+    StepCommit commit{.sequence = item.sequence,
+                      .kept = item.count - item.drafts + output.accepted[i]};
+    // Rows of the opened tokens have their ids already.
+    if (!running[i]->prefilling()) {
+      commit.tokens = item.tokens.first(static_cast<std::size_t>(commit.kept));
+    }
+    commits.push_back(commit);
+  }
+  {
+    const Timed timed(stats.manager_s);
+    const Status committed = cache.Commit(step, commits, stream);
+    if (!committed.ok()) return committed;
+  }
+  const Status polled = Poll();
+  if (!polled.ok()) return polled;
+  now += output.seconds;
+  stats.busy_s += output.seconds;
+  stats.steps += 1;
+  for (std::size_t i = 0; i < executor_items.size(); ++i) {
+    RequestState& state = *running[i];
+    CountRows(state, executor_items[i], commits[i].kept);
+    if (!executor_items[i].samples) continue;
+    TakeTokens(state, executor_items[i], output, i);
+    if (observer != nullptr) observer->OnTokens(state.id, state.request.tag, emitted);
+  }
+  return Status::Ok();
+}
+
+// Closes the sequences that have all their tokens.
+Status Session::Impl::RemoveEnded() {
+  if (!any_ended) return Status::Ok();
+  // Taken out first: a callback may add requests, and sees a consistent batch.
+  std::vector<RequestState*> done;
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < running.size(); ++i) {
+    if (i < ended.size() && ended[i] != 0) {
+      done.push_back(running[i]);
+    } else {
+      running[kept++] = running[i];
+    }
+  }
+  running.resize(kept);
+  for (RequestState* state : done) {
+    if (observer != nullptr) {
+      const Status told = observer->OnSequenceEnd(state->id, state->request.tag, state->sequence,
+                                                  state->settled, /*finished=*/true);
+      if (!told.ok()) return told;
+    }
+    CloseSequence(*state);
+    Finish(*state, Outcome::kFinished);
+  }
+  return Status::Ok();
+}
+
+Result<bool> Session::Impl::RunStep() {
+  if (queue.empty() && running.empty()) return false;
+  BatchRunning();
+  const Status admitted = Admit();
+  if (!admitted.ok()) return admitted;
+  if (items.empty()) {
+    return ResourceExhausted(
+        "nothing runs, and the queue's first request finds no room: blocks of "
+        "this cache are held outside the session");
+  }
+  Result<Step> step = PlanBatch();
+  if (!step.ok()) return step.status();
+  DescribeItems(*step);
+  ExecutorOutput output{.next = next, .accepted = accepted, .stop = stop, .drafts = drafts};
+  const Status ran = executor.Run(
+      {.cache = cache, .step = *step, .stream = stream, .items = executor_items, .now_s = now},
+      output);
+  if (!ran.ok()) return ran;
+  const Status checked = CheckOutput(output);
+  if (!checked.ok()) return checked;
+  const Status settled = Settle(*step, output);
+  if (!settled.ok()) return settled;
+  const Status removed = RemoveEnded();
+  if (!removed.ok()) return removed;
+  return true;
+}
+
+}  // namespace lariat

@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs `lariat bench` on the CPU at small shapes. (Each run compares its results with a plain loop.)
+
+usage: bench_test.py LARIAT
+"""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+LARIAT = sys.argv.pop(1)
+KEYS = ["op", "shape", "dtype", "backend", "hot", "pdl", "median_us", "gb_per_s", "tflop_per_s",
+        "ceiling", "fraction"]
+
+
+def bench(*arguments, **environment):
+    done = subprocess.run([LARIAT, "bench", *arguments], capture_output=True, text=True, check=False,
+                          env={**os.environ, "LARIAT_BACKEND": "cpu", **environment})
+    return done.returncode, done.stdout, done.stderr
+
+
+class Bench(unittest.TestCase):
+    def rows(self, *arguments):
+        code, out, err = bench(*arguments, "--json", "-")
+        self.assertEqual(code, 0, err)
+        return json.loads(out)
+
+    def test_append(self):
+        shapes = ["T=3,q_heads=2,kv_heads=1,k_dim=64,v_dim=32,in=fp32",
+                  "T=70,dtype=fp16,in=fp16,style=interleaved,rotary_dim=64",
+                  "T=5,dtype=fp32,in=fp32,rotary_dim=0,k_dim=6,v_dim=10,block=1"]
+        rows = self.rows("append", *(word for shape in shapes for word in ("--shape", shape)))
+        self.assertEqual([row["dtype"] for row in rows], ["bf16", "fp16", "fp32"])
+        for row in rows:
+            self.assertEqual(list(row), KEYS)
+            self.assertEqual((row["op"], row["backend"], row["hot"]), ("append", "cpu", True))
+            self.assertGreater(row["median_us"], 0)
+            self.assertAlmostEqual(row["fraction"], row["gb_per_s"] / row["ceiling"])
+        # K and V read and written once, slot, position and table row of 3 tokens, q both ways.
+        moved = 3 * (96 * (4 + 2) + 2 * 128 * 4 + 12 + 64 * 4)
+        self.assertAlmostEqual(rows[0]["gb_per_s"] * 1e3 * rows[0]["median_us"], moved, 3)
+
+    def test_rope_update(self):
+        dtypes = ("fp32", "fp64", "fp16", "bf16")
+        shapes = [f"B=2,T=9,L=5,H=3,D=6,rotary_dim=4,dtype={dtype},style={style}"
+                  for dtype in dtypes for style in ("half", "interleaved")]  # T > L: they collide
+        rows = self.rows("rope-update", *(word for shape in shapes for word in ("--shape", shape)))
+        self.assertEqual([row["dtype"] for row in rows][::2], list(dtypes))
+
+    def test_cold_sets_rotate(self):
+        row, = self.rows("append", "--cold", "--shape", "T=1024")
+        self.assertFalse(row["hot"])
+
+    def test_a_file(self):
+        with tempfile.NamedTemporaryFile() as file:
+            code, out, _ = bench("rope-update", "--hot", "--shape", "L=16", "--json", file.name)
+            self.assertEqual((code, len(json.load(file))), (0, 1))
+            self.assertIn("rope-update", out)
+
+    def test_bad_usage(self):
+        for arguments in (["dance"], [], ["mla-append"], ["append", "--shape", "T=0"],
+                          ["append", "--shape", "T=1,T=2"], ["append", "--shape", "W=2"],
+                          ["append", "--shape", "k_dim=7"], ["append", "--shape", "dtype=fp12"],
+                          ["append", "--cold", "--shape", "T=1"], ["append", "--hot", "--cold"],
+                          ["append", "rope-update", "--shape", "T=1"],
+                          ["append", "--backend", "null"], ["append", "--backend", "abacus"]):
+            code, out, err = bench(*arguments)
+            self.assertEqual((code, out), (2, ""), arguments)
+            self.assertNotEqual(err, "", arguments)
+        self.assertEqual(bench("append", LARIAT_BACKEND="abacus")[0], 2)
+
+
+if __name__ == "__main__":
+    unittest.main()

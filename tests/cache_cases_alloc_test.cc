@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reported faults, continued: allocation, rollback, graphs, several devices. See
+// cache_cases_test.cc.
+#include <algorithm>
+#include <limits>
+
+#include "support/case_cache.h"
+
+namespace lariat {
+namespace {
+
+using testing::CaseCache;
+constexpr auto Range = CaseCache::Range;
+constexpr auto Join = CaseCache::Join;
+
+// --- Allocation and rollback ----------------------------------------------------------------
+
+TEST_CASE("K127: taking tokens back", "[cases]") {
+  const auto after = [](std::int64_t length) -> std::int64_t {
+    CaseCache c(4, 8);
+    const SequenceId id = c.Start({1, 2, 3});
+    const std::string before = c->Snapshot();
+    const Status status = c->Truncate(id, length);
+    if (status.ok()) return c.Settled(id);
+    CHECK(status.code() == Code::kInvalidArgument);
+    CHECK(c->Snapshot() == before);
+    return -1;
+  };
+  CHECK(after(3) == 3);
+  CHECK(after(2) == 2);
+  CHECK(after(0) == 0);
+  CHECK(after(-1) == -1);
+  CHECK(after(-5) == -1);
+  CHECK(after(4) == 3);  // longer than the sequence: no change
+}
+
+TEST_CASE("K128, K130: only the rejected drafts are taken back", "[cases]") {
+  for (const std::int64_t accepted : {0, 1, 2, 3, 4}) {
+    CaseCache c(16, 20);
+    const SequenceId id = c.Start(Range(0, 100));
+    Step step = c.Prepared(id, 5, 4);
+    CHECK(c->GetExtent(id)->planned == 101);
+    const StepCommit commit{id, 1 + accepted, {}};
+    CaseCache::Must(c->Commit(step, std::span(&commit, 1), {}));
+    CHECK(c.Settled(id) == 101 + accepted);
+    CHECK(std::ssize(c.Table(id)) == 7);  // ceil(105 / 16)
+  }
+}
+
+TEST_CASE("K129: counts of another round are refused", "[cases]") {
+  CaseCache c(4, 8);
+  const SequenceId id = c.Start({1, 2, 3});
+  Step step = c.Prepared(id, 2, 1);
+  const std::string before = c->Snapshot();
+  for (const std::int64_t kept : {-2, 0, 3, 4}) {
+    const StepCommit commit{id, kept, {}};
+    CHECK(c->Commit(step, std::span(&commit, 1), {}).code() == Code::kInvalidArgument);
+    CHECK(c->Snapshot() == before);
+    CHECK(step.valid());
+  }
+  CaseCache::Must(c->Commit(step, {}, {}));
+  CHECK(c.Settled(id) == 5);
+}
+
+TEST_CASE("K134, K135: free blocks need not lie side by side", "[cases]") {
+  CaseCache c(1, 8);
+  SequenceId all[8];
+  for (TokenId i = 0; i < 8; ++i) all[i] = c.Open({i});
+  for (const SequenceId id : all) c.Feed(id, 1);
+  CaseCache::Must(c->Clear());  // so that closing frees
+  for (int i = 1; i < 8; i += 2) CaseCache::Must(c->Close(all[i]));
+  CHECK(c->GetStats().free_blocks == 4);
+  const SequenceId id = c.Start(Range(100, 4));
+  CHECK(std::ssize(c.Table(id)) == 4);
+  CHECK(c->GetStats().free_blocks == 0);
+}
+
+TEST_CASE("K136: new blocks come from the length", "[cases]") {
+  CaseCache c(16, 20);
+  std::vector<StepItem> items;
+  const std::pair<int, int> lengths[] = {{15, 0}, {16, 1}, {32, 1}, {33, 0}, {1, 0}, {31, 0}};
+  for (const auto& [length, more] : lengths) {
+    const SequenceId id =
+        c.Start(Join({static_cast<TokenId>(1000 + length)}, Range(0, length - 1)));
+    const std::int64_t before = std::ssize(c.Table(id));
+    Step step = c.Prepared(id, 1);
+    CHECK(std::ssize(c.Table(id)) == before + more);
+    CaseCache::Must(c->Discard(step, {}));
+    items.push_back({id, 1, 0, {}});
+  }
+  const std::int64_t available = c.Available();
+  Step step = *c->Plan(items);
+  CHECK(c.Available() == available - 2);
+}
+
+TEST_CASE("K138: drafts do not count when blocks are indexed", "[cases]") {
+  CaseCache c(4, 8);
+  const SequenceId id = c.Start(Range(0, 6));
+  Step step = c.Prepared(id, 4, 3);
+  const std::vector<TokenId> fed = {6};
+  const StepCommit commit{id, 1, fed};
+  CaseCache::Must(c->Commit(step, std::span(&commit, 1), {}));
+  CHECK(c->GetStats().indexed_blocks == 1);
+  CHECK(c.Match(Range(0, 9)) == 4);
+  c.Feed(id, 1, {7});
+  CHECK(c->GetStats().indexed_blocks == 2);
+}
+
+TEST_CASE("Extreme numbers are refused, and change nothing", "[cases]") {
+  CaseCache c(4, 8);
+  const SequenceId id = c.Start(Range(0, 5));
+  const std::string before = c->Snapshot();
+  const std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  const std::int64_t least = std::numeric_limits<std::int64_t>::min();
+  for (const std::int64_t n : {most, most - 1, most - 5, least, least + 1}) {
+    CAPTURE(n);
+    CHECK(c.Plan(id, n).status().code() == Code::kInvalidArgument);
+    CHECK(c.Plan(id, 5, n).status().code() == Code::kInvalidArgument);
+    CHECK(c->Fork(id, n).status().code() == Code::kInvalidArgument);
+    CHECK(c->Open(Range(0, 3), {.max_length = n}).status().code() == Code::kInvalidArgument);
+    const StepItem item{id, 1, 0, {}};
+    CHECK(c->Plan(std::span(&item, 1), {n, 1}).status().code() == Code::kInvalidArgument);
+  }
+  CHECK(c.Plan(id, most, most - 1).status().code() == Code::kInvalidArgument);
+  CHECK(c->Truncate(id, least).code() == Code::kInvalidArgument);
+  CHECK(c->Truncate(id, most).ok());  // longer than the sequence: no change
+  CHECK(c->Snapshot() == before);
+  Step step = c.Prepared(id, 2, 1);
+  for (const std::int64_t n : {most, least}) {
+    const StepCommit commit{id, n, {}};
+    CHECK(c->Commit(step, std::span(&commit, 1), {}).code() == Code::kInvalidArgument);
+  }
+  CaseCache::Must(c->Discard(step, {}));
+  // The first rows end with the prompt, whatever the upper bound.
+  const SequenceId fresh = c.Open(Range(70, 3));
+  Step first = *c.Plan(fresh, most);
+  CHECK(first.rows()[0].count == 3);
+}
+
+TEST_CASE("A step of no items, padded or not, does nothing", "[cases]") {
+  CaseCache c(CaseCache::Config(4, 8, BackendKind::kCpu));
+  const SequenceId id = c.Start(Range(0, 5));
+  const std::string before = c->Snapshot();
+  for (const StepShape& shape : {StepShape{}, StepShape{16, 4}}) {
+    Step step = *c->Plan({}, shape);
+    CaseCache::Must(c->Prepare(step, {}));
+    CHECK(step.padded_tokens() == shape.max_tokens);
+    std::vector<float> rows(32, 1.0F);
+    const AppendInputs inputs{.dtype = DType::kFP32, .k = rows.data(), .v = rows.data()};
+    CaseCache::Must(c->Append(step, 0, inputs, {}));
+    CHECK(c->View().cu_seqlens[0] == 0);
+    CHECK(c->View().cu_seqlens[shape.max_sequences] == 0);
+    for (std::int64_t t = 0; t < shape.max_tokens; ++t) CHECK(c->View().slots[t] == -1);
+    CaseCache::Must(c->Commit(step, {}, {}));
+  }
+  const float* pool = static_cast<const float*>(c->Layer(0)->k);
+  CHECK(std::count(pool, pool + 8 * 4 * 2 * 2, 1.0F) == 0);
+  CHECK(c.Settled(id) == 5);
+  CHECK(c.Available() == 6);
+}
+
+TEST_CASE("Ids are given in order: a gap is closed by SetTokens first", "[cases]") {
+  CaseCache c(4, 8);
+  const SequenceId id = c.Open({});
+  c.Feed(id, 3);
+  Step step = c.Prepared(id, 1);
+  const std::vector<TokenId> fed = {13}, late = {10, 11, 12};
+  const StepCommit commit{id, 1, fed};
+  const std::string before = c->Snapshot();
+  CHECK(c->Commit(step, std::span(&commit, 1), {}).code() == Code::kInvalidArgument);
+  CHECK(c->Snapshot() == before);
+  CaseCache::Must(c->SetTokens(id, late));
+  CaseCache::Must(c->Commit(step, std::span(&commit, 1), {}));
+  CHECK(c->GetExtent(id)->known == 4);
+  CHECK(c.Match(Range(10, 5)) == 4);
+}
+
+// --- Graphs ---------------------------------------------------------------------------------
+
+TEST_CASE("K163, K167, K168: padding after a fuller batch, at the same addresses", "[cases]") {
+  CaseCache c(CaseCache::Config(16, 40, BackendKind::kCpu));
+  const StepView view = c->View();
+  std::vector<StepItem> items;
+  for (const std::int64_t rows : {3, 6, 11, 11}) {
+    items.push_back({c.Open(Join({static_cast<TokenId>(-rows)}, Range(0, rows - 1))), rows, 0, {}});
+  }
+  items[3].sequence = c.Open(Range(500, 11));
+  Step step = *c->Plan(items, {64, 4});
+  CaseCache::Must(c->Prepare(step, {}));
+  const std::vector<int> full(view.cu_seqlens, view.cu_seqlens + 5);
+  CHECK(full == std::vector<int>{0, 3, 9, 20, 31});
+  CaseCache::Must(c->Commit(step, {}, {}));
+  const SequenceId a = c.Open(Range(1000, 30)), b = c.Open(Range(2000, 25));
+  const StepItem two[] = {{a, 30, 0, {}}, {b, 25, 0, {}}};
+  step = *c->Plan(two, {64, 4});
+  CaseCache::Must(c->Prepare(step, {}));
+  CHECK(c->View().cu_seqlens == view.cu_seqlens);
+  CHECK(c->View().slots == view.slots);
+  CHECK(c->View().block_table == view.block_table);
+  const std::vector<int> cu(view.cu_seqlens, view.cu_seqlens + 5);
+  CHECK(cu == std::vector<int>{0, 30, 55, 55, 55});
+  const std::vector<int> used(view.seqused_k, view.seqused_k + 4);
+  CHECK(used == std::vector<int>{30, 25, 0, 0});
+  for (int t = 0; t < 64; ++t) CHECK((view.slots[t] < 0) == (t >= 55));
+  for (std::int64_t i = 2 * view.block_table_stride; i < 4 * view.block_table_stride; ++i) {
+    CHECK(view.block_table[i] == 0);
+  }
+  CaseCache::Must(c->Commit(step, {}, {}));
+}
+
+// --- Several devices ------------------------------------------------------------------------
+
+TEST_CASE("K170: heads of a rank", "[cases]") {
+  struct Case {
+    int kv, ranks, heads;  // 0: refused
+  };
+  for (const Case& k : {Case{8, 2, 4}, Case{2, 4, 1}, Case{4, 8, 1}, Case{1, 8, 1}, Case{6, 4, 0},
+                        Case{8, 8, 1}, Case{3, 2, 0}, Case{8, 16, 1}}) {
+    CAPTURE(k.kv, k.ranks);
+    for (int rank = 0; rank < k.ranks; ++rank) {
+      CacheConfig config = CaseCache::Config(4, 4, BackendKind::kCpu);
+      config.layers[0].kv_heads = k.kv;
+      config.shard = {rank, k.ranks};
+      if (k.heads == 0) {
+        CHECK(KVCache::Create(config).status().code() == Code::kInvalidArgument);
+        CHECK(KVCache::Footprint(config).status().code() == Code::kInvalidArgument);
+        continue;
+      }
+      CaseCache c(config);
+      CHECK(c->Layer(0)->kv_heads == k.heads);
+      CHECK(c->footprint().bytes_per_token == k.heads * 4 * 4);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lariat

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <memory>
+
+#include "bench_workload.h"
+#include "lariat/device.h"
+#include "lariat/status.h"
+
+namespace lariat::tools {
+
+// Takes samples of what a launch costs on one device.
+class Timer {
+ public:
+  virtual ~Timer() = default;
+
+  // Bytes read and written per second by the best plain copy of buffers far beyond every cache.
+  virtual Result<double> CopyCeiling(Stream stream) = 0;
+  // Gets ready to time a workload that is prepared and checked.
+  virtual Status Begin(Workload& workload, Stream stream) = 0;
+  // Seconds per launch, over one sample.
+  virtual Result<double> Sample() = 0;
+  // Lets go of the workload.
+  virtual void End() = 0;
+};
+
+// Calls one after another on the host's clock.
+std::unique_ptr<Timer> MakeCpuTimer();
+// Replays of a CUDA graph of launches, on the device's clock. Null in a build without CUDA.
+std::unique_ptr<Timer> MakeCudaTimer(Device& device);
+
+}  // namespace lariat::tools

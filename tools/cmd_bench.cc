@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0
+// `lariat bench`: what the operations cost on this machine. Google Benchmark runs and repeats;
+// docs/benchmarks.md says how figures are taken.
+#include <benchmark/benchmark.h>
+#include <spdlog/fmt/fmt.h>
+#include <spdlog/spdlog.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "bench_timer.h"
+#include "bench_workload.h"
+#include "commands.h"
+
+namespace lariat::tools {
+namespace {
+
+struct BenchOptions {
+  std::vector<std::string> ops;
+  std::vector<std::string> shapes;
+  bool hot = false;
+  bool cold = false;
+  std::string backend = "auto";
+  std::string json;
+};
+
+using MakeWorkload = std::unique_ptr<Workload> (*)(bool hot);
+
+// One line of the result.
+struct BenchRow {
+  MakeWorkload make = nullptr;
+  std::string text;   // as given: what differs from the defaults
+  std::string shape;  // every key
+  bool hot = false;
+  std::unique_ptr<Workload> workload;
+  bool prepared = false;
+  Status status;
+  double median_s = 0;
+};
+
+constexpr int kSamples = 11;
+
+struct DefaultRow {
+  const char* shape;
+  bool hot;
+};
+
+struct Op {
+  const char* name;
+  MakeWorkload make;
+  std::vector<DefaultRow> rows;
+};
+
+const std::vector<Op>& Ops() {
+  static const std::vector<Op> ops = {
+      {"append",
+       MakeAppendWorkload,
+       {{"T=1", true},
+        {"T=64", true},
+        {"T=64", false},
+        {"T=256", false},
+        {"T=1024", false},
+        {"T=8192", false},
+        {"T=65536", false},
+        {"T=1,q_heads=32", true},
+        {"T=64,q_heads=32", true},
+        {"T=256,q_heads=32", false},
+        {"T=1024,q_heads=32", false},
+        {"T=8192,q_heads=32", false},
+        {"T=65536,q_heads=32", false}}},
+      {"rope-update",
+       MakeRopeUpdateWorkload,
+       {{"B=2,T=8,L=128,H=4,D=32", true}, {"B=8,T=64,L=8192,H=8,D=64", false}}}};
+  return ops;
+}
+
+// Named on the command line by the design, and not built.
+const std::vector<std::string> kUnbuilt = {"mla-compress", "mla-append", "mla-expand", "swap",
+                                           "manager"};
+
+Result<const Op*> FindOp(const std::string& name) {
+  for (const Op& op : Ops()) {
+    if (name == op.name) return &op;
+  }
+  for (const std::string& unbuilt : kUnbuilt) {
+    if (name == unbuilt) return Unsupported("bench " + name + " is not built yet");
+  }
+  return InvalidArgument("bench " + name + "; allowed: append, rope-update, all");
+}
+
+Result<std::vector<const Op*>> SelectOps(const BenchOptions& options) {
+  std::vector<const Op*> selected;
+  for (const std::string& name : options.ops) {
+    if (name == "all") {
+      for (const Op& op : Ops()) selected.push_back(&op);
+      continue;
+    }
+    const Result<const Op*> op = FindOp(name);
+    if (!op.ok()) return op.status();
+    selected.push_back(*op);
+  }
+  return selected;
+}
+
+// Gives the row a workload without buffers; one that it had goes.
+Status NewWorkload(BenchRow& row) {
+  row.workload = row.make(row.hot);
+  return row.workload->Configure(row.text);
+}
+
+Status AddRow(const Op& op, const std::string& shape, bool hot, std::vector<BenchRow>& rows) {
+  BenchRow row;
+  row.make = op.make;
+  row.text = shape;
+  row.hot = hot;
+  Status status = NewWorkload(row);
+  if (!status.ok()) return status;
+  row.shape = row.workload->shape();
+  if (row.workload->sets() <= Workload::kMaxSets) {
+    rows.push_back(std::move(row));
+    return Status::Ok();
+  }
+  return InvalidArgument(std::string(op.name) + " " + row.shape +
+                         " is too small to be cold: its data stay in every cache");
+}
+
+// --hot and --cold change every default row; a shape that was asked for is hot unless it is said.
+Result<std::vector<BenchRow>> SelectRows(const BenchOptions& options) {
+  const Result<std::vector<const Op*>> ops = SelectOps(options);
+  if (!ops.ok()) return ops.status();
+  if (!options.shapes.empty() && ops->size() != 1) {
+    return InvalidArgument("--shape needs one operation");
+  }
+  std::vector<BenchRow> rows;
+  for (const Op* op : *ops) {
+    for (const std::string& shape : options.shapes) {
+      Status status = AddRow(*op, shape, !options.cold, rows);
+      if (!status.ok()) return status;
+    }
+    if (!options.shapes.empty()) continue;
+    std::string last;
+    for (const DefaultRow& row : op->rows) {
+      const bool forced = options.hot || options.cold;
+      if (forced && last == row.shape) continue;  // differed in being hot alone
+      last = row.shape;
+      const Status status = AddRow(*op, row.shape, forced ? options.hot : row.hot, rows);
+      if (!status.ok()) spdlog::warn("left out: {}", status.message());
+    }
+  }
+  return rows;
+}
+
+// The run of one command: a device, its timer, and the rows that Google Benchmark goes through.
+class Bench : public benchmark::BenchmarkReporter {
+ public:
+  Bench(Device device, std::unique_ptr<Timer> timer, std::vector<BenchRow> rows, bool table)
+      : device_(std::move(device)),
+        timer_(std::move(timer)),
+        rows_(std::move(rows)),
+        table_(table) {}
+  ~Bench() override { device_.DestroyStream(stream_); }
+
+  Status RunAll();
+  // The exit code that the rows add up to; tells what went wrong.
+  int Outcome() const;
+  std::string Json() const;
+
+ private:
+  bool ReportContext(const Context&) override { return true; }
+  void ReportRuns(const std::vector<Run>& runs) override;
+
+  void Sample(BenchRow& row, benchmark::State& state);
+  Status Prepare(BenchRow& row);
+  double GbPerS(const BenchRow& row) const {
+    return static_cast<double>(row.workload->bytes()) / row.median_s / 1e9;
+  }
+  void PrintRow(const BenchRow& row) const;
+
+  Device device_;
+  std::unique_ptr<Timer> timer_;
+  std::vector<BenchRow> rows_;
+  bool table_;
+  Stream stream_;
+  double ceiling_ = 0;  // GB/s
+};
+
+Status Bench::RunAll() {
+  const Result<Stream> stream = device_.CreateStream();
+  if (!stream.ok()) return stream.status();
+  stream_ = *stream;
+  const Result<double> ceiling = timer_->CopyCeiling(stream_);
+  if (!ceiling.ok()) return ceiling.status();
+  ceiling_ = *ceiling / 1e9;
+  if (table_) {
+    fmt::print("backend {} ({}), copy ceiling {:.1f} GB/s\n", BackendName(device_.kind()),
+               device_.name(), ceiling_);
+    fmt::print("{:<12} {:>4} {:>12} {:>9} {:>9}  shape\n", "op", "", "median us", "GB/s",
+               "ceiling");
+  }
+  for (std::size_t i = 0; i < rows_.size(); ++i) {
+    benchmark::RegisterBenchmark(std::to_string(i).c_str(),
+                                 [this, i](benchmark::State& state) { Sample(rows_[i], state); })
+        ->UseManualTime()
+        ->Iterations(1)
+        ->Repetitions(kSamples)
+        ->Unit(benchmark::kNanosecond);
+  }
+  benchmark::RunSpecifiedBenchmarks(this);
+  benchmark::ClearRegisteredBenchmarks();
+  return Status::Ok();
+}
+
+Status Bench::Prepare(BenchRow& row) {
+  row.prepared = true;
+  Status status = row.workload->Prepare(device_, stream_);
+  if (status.ok()) status = row.workload->Check(stream_);
+  if (status.ok()) status = timer_->Begin(*row.workload, stream_);
+  return status;
+}
+
+// One repetition; the first one makes the row ready.
+void Bench::Sample(BenchRow& row, benchmark::State& state) {
+  if (!row.prepared) row.status = Prepare(row);
+  Result<double> sample = row.status.ok() ? timer_->Sample() : Result<double>(row.status);
+  if (!sample.ok()) {
+    row.status = sample.status();
+    state.SkipWithError(row.status.message().c_str());
+    return;
+  }
+  for ([[maybe_unused]] auto iteration : state) state.SetIterationTime(*sample);
+}
+
+// Called when all repetitions of a row are done.
+void Bench::ReportRuns(const std::vector<Run>& runs) {
+  for (const Run& run : runs) {
+    BenchRow& row = rows_[std::stoul(run.run_name.function_name)];
+    if (run.run_type == Run::RT_Aggregate && run.aggregate_name == "median" && row.status.ok()) {
+      row.median_s = run.GetAdjustedRealTime() / 1e9;
+      if (table_) PrintRow(row);
+    }
+  }
+  if (runs.empty()) return;
+  BenchRow& row = rows_[std::stoul(runs.front().run_name.function_name)];
+  timer_->End();
+  const Status emptied = NewWorkload(row);
+  if (row.status.ok()) row.status = emptied;
+}
+
+void Bench::PrintRow(const BenchRow& row) const {
+  fmt::print("{:<12} {:>4} {:>12.3f} {:>9.1f} {:>8.1f}%  {} {}\n", row.workload->op(),
+             row.hot ? "hot" : "cold", row.median_s * 1e6, GbPerS(row),
+             100 * GbPerS(row) / ceiling_, DTypeName(row.workload->dtype()), row.shape);
+  std::fflush(stdout);
+}
+
+int Bench::Outcome() const {
+  int outcome = kExitOk;
+  for (const BenchRow& row : rows_) {
+    if (row.status.ok()) continue;
+    spdlog::error("{} {}: {}", row.workload->op(), row.shape, row.status.ToString());
+    outcome = kExitCheckFailed;
+  }
+  return outcome;
+}
+
+std::string Bench::Json() const {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const BenchRow& row : rows_) {
+    if (!row.status.ok()) continue;
+    list.push_back(
+        {{"op", row.workload->op()},
+         {"shape", row.shape},
+         {"dtype", DTypeName(row.workload->dtype())},
+         {"backend", BackendName(device_.kind())},
+         {"hot", row.hot},
+         {"pdl", false},
+         {"median_us", row.median_s * 1e6},
+         {"gb_per_s", GbPerS(row)},
+         {"tflop_per_s", static_cast<double>(row.workload->flops()) / row.median_s / 1e12},
+         {"ceiling", ceiling_},
+         {"fraction", GbPerS(row) / ceiling_}});
+  }
+  return list.dump(2) + "\n";
+}
+
+int Fail(const Status& status) {
+  spdlog::error("{}", status.message());
+  return kExitBadUsage;
+}
+
+int RunBench(const BenchOptions& options) {
+  const Result<BackendKind> backend = ChooseBackend(options.backend);
+  if (!backend.ok()) return Fail(backend.status());
+  if (*backend == BackendKind::kNull) {
+    return Fail(InvalidArgument("bench needs a backend with memory, cpu or cuda"));
+  }
+  Result<std::vector<BenchRow>> rows = SelectRows(options);
+  if (!rows.ok()) return Fail(rows.status());
+  Result<Device> device = Device::Create(*backend);
+  if (!device.ok()) return Fail(device.status());
+  std::unique_ptr<Timer> timer =
+      device->kind() == BackendKind::kCuda ? MakeCudaTimer(*device) : MakeCpuTimer();
+
+  Bench bench(*device, std::move(timer), *std::move(rows), options.json != "-");
+  const Status run = bench.RunAll();
+  if (!run.ok()) return Fail(run);
+  if (!options.json.empty()) {
+    const Status written = WriteText(options.json, bench.Json());
+    if (!written.ok()) return Fail(written);
+  }
+  return bench.Outcome();
+}
+
+}  // namespace
+
+void AddBench(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<BenchOptions>();
+  CLI::App* const command =
+      app.add_subcommand("bench", "What the operations cost, beside this machine's ceiling");
+  command->add_option("op", options->ops, "append, rope-update, all")->required();
+  command
+      ->add_option("--shape", options->shapes,
+                   "KEY=VALUE,... over the operation's defaults; may be repeated")
+      ->allow_extra_args(false);
+  CLI::Option* const hot =
+      command->add_flag("--hot", options->hot, "One working set, again and again");
+  command->add_flag("--cold", options->cold, "Working sets of more than 200 MB in turn")
+      ->excludes(hot);
+  command->add_option("--backend", options->backend, "auto, cpu, cuda")->capture_default_str();
+  command->add_option("--json", options->json,
+                      "Write the results as JSON; - is stdout, and then nothing else");
+  command->callback([options, &exit_code] { exit_code = RunBench(*options); });
+}
+
+}  // namespace lariat::tools
