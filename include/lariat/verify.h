@@ -22,7 +22,8 @@ struct VerifyOptions {
 // One recorded tensor against what the cache stored, over all passes.
 struct VerifiedTensor {
   std::string name;           // "l0.cache_k"
-  std::int64_t elements = 0;  // compared in each pass
+  std::int64_t elements = 0;  // of the tensor
+  std::int64_t compared = 0;  // over all passes
   double max_abs = 0;         // largest error; NaN where something compared was NaN
   double max_rel_rms = 0;     // largest error as a fraction of its row's RMS
   // Every element has a bound of its own (docs/numerics.md); this is the largest of them as a
@@ -33,13 +34,20 @@ struct VerifiedTensor {
   std::string worst;  // where, what and against what, for a person; empty when ok
 };
 
+// One replay of the recording.
+struct VerifiedPass {
+  std::string name;             // "one-call"
+  std::int64_t steps = 0;       // of the cache
+  std::int64_t hit_tokens = 0;  // found cached
+};
+
 struct VerifyReport {
   BackendKind backend = BackendKind::kCpu;  // that ran
   std::string device;                       // its name
   std::string model;                        // the recording's name for it
   DType dtype = DType::kFP32;
   std::vector<VerifiedTensor> tensors;
-  std::vector<std::string> passes;   // those that ran to their end
+  std::vector<VerifiedPass> passes;  // those that ran to their end
   std::vector<std::string> missing;  // tensors that should have been compared and were not
   std::vector<std::string> reasons;  // why, and what else went wrong
   bool ok = false;                   // all passes ran, all tensors are there and ok

@@ -58,7 +58,8 @@ std::vector<LayerChecks> MakeChecks(const Recording& recording, DType dtype) {
   return checks;
 }
 
-Status RunPass(const Pass& pass, ReplayInputs& inputs, std::vector<LayerChecks>& checks) {
+Result<VerifiedPass> RunPass(const Pass& pass, ReplayInputs& inputs,
+                             std::vector<LayerChecks>& checks) {
   const Recording& recording = inputs.recording();
   const std::int64_t shared = recording.tokens / 2;
   const bool shares = !pass.chunks.has_value();
@@ -77,7 +78,8 @@ Status RunPass(const Pass& pass, ReplayInputs& inputs, std::vector<LayerChecks>&
       if (checks[layer].v) checks[layer].v->Compare(pass.name, b, v);
     }
   }
-  return Status::Ok();
+  return VerifiedPass{
+      .name = pass.name, .steps = replay->steps(), .hit_tokens = replay->hit_tokens()};
 }
 
 // Whether a layer's rows can be stored at all, asked of the cache itself. What it does not build is
@@ -116,14 +118,14 @@ Status RunPasses(const Device& device, const Recording& recording, VerifyReport&
   if (!inputs.ok()) return inputs.status();
   std::vector<LayerChecks> checks = MakeChecks(recording, report.dtype);
   for (const Pass& pass : kPasses) {
-    const Status ran = RunPass(pass, **inputs, checks);
+    Result<VerifiedPass> ran = RunPass(pass, **inputs, checks);
     if (ran.ok()) {
-      report.passes.emplace_back(pass.name);
-    } else if (ran.code() == Code::kCorruptData) {  // a finding; the others go on
-      report.reasons.push_back(std::string("pass ") + pass.name + ": " + ran.message());
-    } else {
-      return {ran.code(), std::string("pass ") + pass.name + ": " + ran.message()};
+      report.passes.push_back(*std::move(ran));
+      continue;
     }
+    const std::string message = std::string("pass ") + pass.name + ": " + ran.status().message();
+    if (ran.status().code() != Code::kCorruptData) return {ran.status().code(), message};
+    report.reasons.push_back(message);  // a finding; the other passes go on
   }
   for (const LayerChecks& layer : checks) {
     if (layer.k) report.tensors.push_back(layer.k->result());

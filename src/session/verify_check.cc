@@ -10,10 +10,10 @@
 namespace lariat::session {
 namespace {
 
-// What a model's own cos and sin, from angles in fp32, put into a key, as a fraction of its row's
-// RMS; and the length up to which that holds. Beyond, angles are off in proportion.
+// How far a model's own cos and sin, from angles in fp32, may put a key off, as a fraction of its
+// row's RMS: at the first positions, and beyond them in proportion to the position.
 constexpr double kTurnedInFp32 = 1e-5;
-constexpr double kTurnedLength = 128;
+constexpr double kFirstPositions = 24;
 
 // Which element of a head turns together with element i < rotary_dim.
 std::int64_t PartnerOf(const RopeSpec& rope, std::int64_t i) {
@@ -63,8 +63,9 @@ void TensorCheck::FillBounds(const RopeSpec* rope, DType dtype) {
     const Result<RopeFrequencies> frequencies = ComputeRopeFrequencies(*rope, tokens_);
     if (frequencies.ok()) factor = frequencies->attention_factor;
   }
-  const double share = kTurnedInFp32 * std::max(1.0, static_cast<double>(tokens_) / kTurnedLength);
   for (std::int64_t row = 0; row < std::ssize(rms_); ++row) {
+    const auto position = static_cast<double>(tokens_ - kept_ + row % kept_);
+    const double share = kTurnedInFp32 * std::max(1.0, position / kFirstPositions);
     FillRow(row, rope, factor, units, share);
   }
 }
@@ -102,6 +103,7 @@ std::string TensorCheck::Place(const std::string& pass, std::int64_t b, std::int
 }
 
 void TensorCheck::Compare(const std::string& pass, std::int64_t b, std::span<const double> stored) {
+  result_.compared += kept_ * heads_ * dim_;
   for (std::int64_t head = 0; head < heads_; ++head) {
     for (std::int64_t j = 0; j < kept_; ++j) {
       const std::int64_t row = (b * heads_ + head) * kept_ + j;

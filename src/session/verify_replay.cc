@@ -234,6 +234,7 @@ Status Replay::Store(Step& step, std::span<const std::int64_t> batch, std::int64
     status = inputs_->Append(cache_, step, layer, batch);
   }
   if (status.ok()) status = cache_.Commit(step, {}, stream);
+  ++steps_;
   if (status.ok()) status = inputs_->device().Synchronize(stream);
   if (!status.ok()) return status;
   const Result<PollReport> report = cache_.Poll();

@@ -86,6 +86,9 @@ class Replay {
   Status ReadBack(std::size_t layer, std::int64_t b, std::vector<double>& k,
                   std::vector<double>& v);
 
+  std::int64_t steps() const { return steps_; }
+  std::int64_t hit_tokens() const { return cache_.GetStats().hit_tokens; }
+
  private:
   Replay(ReplayInputs& inputs, KVCache cache) : inputs_(&inputs), cache_(std::move(cache)) {}
   Result<std::vector<SequenceId>> OpenAll(std::int64_t tokens);
@@ -98,6 +101,7 @@ class Replay {
   ReplayInputs* inputs_;
   KVCache cache_;
   std::vector<SequenceId> sequences_;
+  std::int64_t steps_ = 0;
 };
 
 }  // namespace lariat::session
