@@ -54,7 +54,7 @@ void Trace::PromptTokens(std::int64_t index, std::vector<TokenId>& out) const {
   switch (prompts_) {
     case Prompts::kHashed: {
       const std::int32_t* id = ids_.data() + first;
-      constexpr std::size_t step = static_cast<std::size_t>(session::kHashTokens);
+      const std::size_t step = static_cast<std::size_t>(hash_tokens_);
       for (std::size_t begin = 0; begin < length; begin += step, ++id) {
         const std::size_t end = std::min(begin + step, length);
         std::iota(out.data() + begin, out.data() + end, *id * static_cast<TokenId>(step));
