@@ -281,7 +281,7 @@ TEST_CASE("BurstGPT and Bailian traces, told and named", "[command]") {
   }
 }
 
-TEST_CASE("--follow-turns makes a turn wait, and says where there is none", "[command]") {
+TEST_CASE("A turn waits with --follow-turns, which says where there is none", "[command]") {
   const TempFolder folder;
   const std::string trace = folder.File("t.jsonl");
   std::ofstream(trace) << "{\"arrival_ms\":0,\"prompt\":[1,2],\"output_length\":9,\"session\":1}\n"
