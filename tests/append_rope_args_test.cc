@@ -73,13 +73,13 @@ TEST_CASE("append: wrong arguments are refused by name, and nothing is written")
       p.in_dtype = DType::kBF16;
       p.dtype = DType::kFP16;
     });
-    refused(unsupported, "position_sections = 3", [](auto& p) { p.position_sections = 3; });
     refused(unsupported, "check_slots", [](auto& p) { p.check_slots = true; });
     refused(unsupported, "k_scale", [](auto& p) { p.k_scale = 2; });
     refused(unsupported, "v_scale", [](auto& p) { p.v_scale = 0; });
 
     const Code invalid = Code::kInvalidArgument;
     refused(invalid, "position_sections = 2", [](auto& p) { p.position_sections = 2; });
+    refused(invalid, "section_pairs", [](auto& p) { p.position_sections = 3; });
     refused(invalid, "style", [](auto& p) { p.style = static_cast<RopeStyle>(9); });
     refused(invalid, "num_tokens = -1", [](auto& p) { p.num_tokens = -1; });
     refused(invalid, "num_tokens", [](auto& p) { p.num_tokens = std::int64_t{1} << 31; });

@@ -20,7 +20,7 @@ RopeSpec SpecOfRecording(const nlohmann::json& config) {
   RopeSpec spec;
   const std::string type = rope.at("rope_type");
   for (const RopeType t : {RopeType::kDefault, RopeType::kLinear, RopeType::kDynamic,
-                           RopeType::kYarn, RopeType::kLlama3}) {
+                           RopeType::kYarn, RopeType::kLlama3, RopeType::kLongrope}) {
     if (type == RopeTypeName(t)) spec.type = t;
   }
   const double partial = rope.value("partial_rotary_factor", 1.0);
@@ -35,6 +35,12 @@ RopeSpec SpecOfRecording(const nlohmann::json& config) {
   spec.beta_slow = rope.value("beta_slow", 1.0);
   if (rope.contains("mscale")) spec.mscale = rope["mscale"].get<double>();
   if (rope.contains("mscale_all_dim")) spec.mscale_all_dim = rope["mscale_all_dim"].get<double>();
+  if (spec.type == RopeType::kLongrope) {
+    spec.short_factor = rope.at("short_factor").get<std::vector<double>>();
+    spec.long_factor = rope.at("long_factor").get<std::vector<double>>();
+    spec.factor = config.at("max_position_embeddings").get<double>() /
+                  static_cast<double>(spec.original_max_position_embeddings);
+  }
   return spec;
 }
 
@@ -46,14 +52,34 @@ RopeSpec SpecOfRecording(const nlohmann::json& config) {
 //   turns off by 6 units move the weight by at most turns * 6 / 3, which against the blended
 //   frequency is at most 14 units (at one turn); for yarn the weight of a pair that is not wholly
 //   stretched is at least one over the width of the range (14 pairs and fewer), and off by 1 unit,
-//   so 14.
+//   so 14. longrope's factors were rounded to fp32 as well: half a unit.
 double RecordedBound(const RopeSpec& spec, const std::vector<double>& recorded) {
   const bool fp32 = std::all_of(recorded.begin(), recorded.end(), [](double v) {
     return static_cast<double>(static_cast<float>(v)) == v;
   });
   if (!fp32) return 2 * 3 * 0x1p-53;
   const bool blends = spec.type == RopeType::kYarn || spec.type == RopeType::kLlama3;
-  return (blends ? 6 + 14 : 6) * 0x1p-24;
+  return (blends ? 6 + 14 : spec.type == RopeType::kLongrope ? 6.5 : 6) * 0x1p-24;
+}
+
+// Compares with one recorded table; the largest error seen, over its bound.
+double CompareTable(SafetensorsFile& file, const std::string& tensor, const RopeSpec& spec,
+                    std::int64_t length) {
+  CAPTURE(tensor, length);
+  const Result<RopeFrequencies> got = ComputeRopeFrequencies(spec, length);
+  REQUIRE(got.ok());
+  const Result<std::vector<double>> want = file.Read<double>(tensor);
+  REQUIRE(want.ok());
+  REQUIRE(got->inv_freq.size() == want->size());
+  const double bound = RecordedBound(spec, *want);
+  double closest = 0;
+  for (std::size_t i = 0; i < want->size(); ++i) {
+    const double error = std::fabs(got->inv_freq[i] / (*want)[i] - 1);
+    CAPTURE(i, got->inv_freq[i], (*want)[i]);
+    REQUIRE(error <= bound);
+    closest = std::max(closest, error / bound);
+  }
+  return closest;
 }
 
 TEST_CASE("RoPE frequencies equal those recorded from a published implementation") {
@@ -62,30 +88,33 @@ TEST_CASE("RoPE frequencies equal those recorded from a published implementation
   Result<SafetensorsFile> file = SafetensorsFile::Open(path);
   REQUIRE(file.ok());
   int cases = 0;
-  double closest = 0;  // the largest error seen, over its bound
+  int by_length = 0;
+  double closest = 0;
   for (const auto& [name, text] : file->metadata()) {
-    // longrope is not built yet.
-    if (name.rfind("longrope", 0) == 0) continue;
+    if (name.find(".seq") != std::string::npos) continue;  // of another case's length
     const nlohmann::json recording = nlohmann::json::parse(text);
     const RopeSpec spec = SpecOfRecording(recording.at("config"));
-    const Result<RopeFrequencies> got = ComputeRopeFrequencies(spec);
     CAPTURE(name);
+    const Result<RopeFrequencies> got = ComputeRopeFrequencies(spec);
     REQUIRE(got.ok());
     CHECK(std::fabs(got->attention_factor - recording.at("attention_factor").get<double>()) <=
           1e-12);
-    const Result<std::vector<double>> want = file->Read<double>(name + ".inv_freq");
-    REQUIRE(want.ok());
-    REQUIRE(got->inv_freq.size() == want->size());
-    const double bound = RecordedBound(spec, *want);
-    for (std::size_t i = 0; i < want->size(); ++i) {
-      const double error = std::fabs(got->inv_freq[i] / (*want)[i] - 1);
-      CAPTURE(i, got->inv_freq[i], (*want)[i]);
-      REQUIRE(error <= bound);
-      closest = std::max(closest, error / bound);
-    }
+    closest = std::max(closest, CompareTable(*file, name + ".inv_freq", spec, 0));
     ++cases;
+    // Tables of sequences of length N.
+    for (const std::int64_t length : {1024, 4096, 4097, 8192, 20000, 131072}) {
+      const std::string suffix = ".seq" + std::to_string(length);
+      const auto attention = file->metadata().find(name + suffix + ".attention_factor");
+      if (attention == file->metadata().end()) continue;
+      closest = std::max(closest, CompareTable(*file, name + ".inv_freq" + suffix, spec, length));
+      const Result<RopeFrequencies> of_length = ComputeRopeFrequencies(spec, length);
+      REQUIRE(of_length.ok());
+      CHECK(std::fabs(of_length->attention_factor - std::stod(attention->second)) <= 1e-12);
+      ++by_length;
+    }
   }
-  CHECK(cases == 8);
+  CHECK(cases == 9);
+  CHECK(by_length == 6);
   CHECK(closest >= 1.0 / 20);
 }
 

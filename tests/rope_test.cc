@@ -46,6 +46,21 @@ std::vector<Real> ReferenceFrequencies(const RopeSpec& spec, std::int64_t length
     case RopeType::kLlama3:
       return reference::Llama3Frequencies(dim, spec.theta, spec.factor, spec.low_freq_factor,
                                           spec.high_freq_factor, original);
+    case RopeType::kLongrope: {
+      // Wavelengths, each multiplied by its factor.
+      const bool is_long = length > spec.original_max_position_embeddings;
+      std::vector<Real> frequencies = reference::DefaultFrequencies(dim, spec.theta);
+      for (std::size_t i = 0; i < frequencies.size(); ++i) {
+        frequencies[i] /= Real((is_long ? spec.long_factor : spec.short_factor)[i]);
+      }
+      return frequencies;
+    }
+    case RopeType::kProportional: {
+      // The first pairs of the whole head.
+      std::vector<Real> frequencies = reference::LinearFrequencies(dim, spec.theta, spec.factor);
+      for (int i = spec.turned_dim / 2; i < dim / 2; ++i) frequencies[i] = 0;
+      return frequencies;
+    }
   }
   return {};
 }
@@ -53,7 +68,7 @@ std::vector<Real> ReferenceFrequencies(const RopeSpec& spec, std::int64_t length
 // Bound of the relative error of a frequency in double, in units of 2^-53.
 //   default: the exponent 2i/d, <= 1, is rounded once, which costs ln(theta) units of the power;
 //     the power itself 2 and the reciprocal 1.
-//   linear: one division more.
+//   linear, longrope, proportional: one division more.
 //   dynamic: the base carries 4 units of the stretch times d/(d-2), that exponent's own rounding
 //     times ln(stretch), the power's 2 and the product's 1; the base's error enters at most once.
 //   yarn: with f(r) = f * (1 - r + r/F), an error e of the ramp costs at most F * e. The ramp's
@@ -67,7 +82,9 @@ double BoundInUnits(const RopeSpec& spec, std::int64_t length) {
   const double plain = std::log(spec.theta) + 3;
   switch (spec.type) {
     case RopeType::kDefault: return plain;
-    case RopeType::kLinear: return plain + 1;
+    case RopeType::kLinear:
+    case RopeType::kLongrope:
+    case RopeType::kProportional: return plain + 1;
     case RopeType::kDynamic: {
       const double exponent = spec.rotary_dim == 2 ? 1 : dim / (dim - 2);
       const double over =
@@ -109,12 +126,18 @@ RopeSpec RandomSpec(RopeType type, std::mt19937_64& random) {
   spec.beta_slow = uniform(0.5, 2);
   spec.beta_fast = uniform(8, 64);
   spec.truncate = random() % 2 == 0;
+  for (int i = 0; i < spec.rotary_dim / 2; ++i) {
+    spec.short_factor.push_back(uniform(0.5, 4));
+    spec.long_factor.push_back(uniform(1, 64));
+  }
+  spec.turned_dim = 2 * static_cast<int>(random() % (spec.rotary_dim / 2 + 1));
   return spec;
 }
 
 TEST_CASE("RoPE frequencies equal the reference for random specs of every type") {
-  const auto type = GENERATE(RopeType::kDefault, RopeType::kLinear, RopeType::kDynamic,
-                             RopeType::kYarn, RopeType::kLlama3);
+  const auto type =
+      GENERATE(RopeType::kDefault, RopeType::kLinear, RopeType::kDynamic, RopeType::kYarn,
+               RopeType::kLlama3, RopeType::kLongrope, RopeType::kProportional);
   CAPTURE(RopeTypeName(type));
   double closest = 0;  // the largest error seen, over its bound
   for (std::uint64_t seed = 0; seed < 400; ++seed) {
@@ -128,6 +151,8 @@ TEST_CASE("RoPE frequencies equal the reference for random specs of every type")
     REQUIRE(got->inv_freq.size() == want.size());
     const double bound = BoundInUnits(spec, length);
     for (std::size_t i = 0; i < want.size(); ++i) {
+      if (want[i] == 0) REQUIRE(got->inv_freq[i] == 0.0);
+      if (want[i] == 0) continue;
       const Real error = std::fabs(got->inv_freq[i] - want[i]) / want[i] / kUnit;
       CAPTURE(i, got->inv_freq[i], static_cast<double>(want[i]));
       REQUIRE(static_cast<double>(error) <= bound);
@@ -263,12 +288,11 @@ TEST_CASE("A bad RopeSpec is refused by field, value and what is allowed") {
   constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
   constexpr double kInf = std::numeric_limits<double>::infinity();
   std::vector<BadField> bad = {
-      {RopeType::kDefault, "type", "5", [](RopeSpec& s) { s.type = static_cast<RopeType>(5); }},
-      {RopeType::kDefault, "style", "2", [](RopeSpec& s) { s.style = static_cast<RopeStyle>(2); }},
+      {RopeType::kDefault, "type", "7", [](RopeSpec& s) { s.type = static_cast<RopeType>(7); }},
+      {RopeType::kDefault, "style", "3", [](RopeSpec& s) { s.style = static_cast<RopeStyle>(3); }},
       {RopeType::kYarn, "theta", "1", [](RopeSpec& s) { s.theta = 1; }},
       {RopeType::kYarn, "beta_fast", "0.5", [](RopeSpec& s) { s.beta_fast = 0.5; }},
       {RopeType::kYarn, "attention_factor", "0", [](RopeSpec& s) { s.attention_factor = 0; }},
-      {RopeType::kLlama3, "high_freq_factor", "1", [](RopeSpec& s) { s.high_freq_factor = 1; }},
       {RopeType::kLlama3, "high_freq_factor", "0.5", [](RopeSpec& s) { s.high_freq_factor = 0.5; }},
       {RopeType::kLlama3, "low_freq_factor", "0", [](RopeSpec& s) { s.low_freq_factor = 0; }},
   };

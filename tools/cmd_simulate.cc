@@ -90,6 +90,9 @@ int RunSimulate(const SimulateOptions& options) {
   if (!inputs.ok()) return Fail(inputs.status());
   WarnOfBadLines(inputs->trace);
   if (options.follow_turns) WarnOfNoTurns(inputs->trace);
+  for (const std::string& warning : inputs->config.model.warnings) {
+    spdlog::warn("{}: {}", inputs->config.model.name, warning);
+  }
   const Result<SimulationResult> result = [&] {
     ProgressBar bar;
     if (bar.shown()) {

@@ -24,6 +24,7 @@ int Run(int argc, char** argv) {
       "--backend auto.");
   int exit_code = lariat::tools::kExitOk;
   lariat::tools::AddSimulate(app, exit_code);
+  lariat::tools::AddInspect(app, exit_code);
 #ifdef LARIAT_HAVE_BENCH
   lariat::tools::AddBench(app, exit_code);
 #endif

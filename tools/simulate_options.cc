@@ -2,10 +2,13 @@
 #include "simulate_options.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <charconv>
 #include <initializer_list>
+#include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "commands.h"
 #include "lariat/cost_model.h"
@@ -243,11 +246,8 @@ Result<SimulateInputs> LoadSimulateInputs(const SimulateOptions& options) {
   if (options.check && *backend == BackendKind::kNull) {
     return InvalidArgument("--check needs a backend with memory, cpu or cuda: null stores nothing");
   }
-  Result<ModelConfig> model = ModelPreset(options.model);
-  if (!model.ok()) {
-    return Status(model.status().code(),
-                  "--model: not built in this version: " + model.status().message());
-  }
+  Result<ModelConfig> model = LoadModel(options.model);
+  if (!model.ok()) return Status(model.status().code(), "--model: " + model.status().message());
   Result<DeviceSpec> device = LoadDevice(options.device);
   if (!device.ok()) return Status(device.status().code(), "--device: " + device.status().message());
   const Result<std::int64_t> max_length = ParseMaxLength(options.max_length, *model);

@@ -104,7 +104,10 @@ struct OpenOptions {
   std::string_view salt = {};                      // tenant isolation
   std::string_view adapter = {};                   // LoRA or similar
   std::span<const std::uint64_t> extra_keys = {};  // content behind placeholder tokens (images)
-  std::int64_t max_length = 0;                     // tokens; 0: max_tokens_per_sequence
+  // Tokens; 0: max_tokens_per_sequence. Also chooses the tables of ropes that depend on the length
+  // (longrope, dynamic): those for lengths up to the original one, or else those for the cache's
+  // max_tokens_per_sequence. Sequences that turn by other tables share nothing.
+  std::int64_t max_length = 0;
 };
 
 struct PrefixMatch {
@@ -129,9 +132,10 @@ struct StepItem {
   // end with the prompt at the latest.
   std::int64_t num_tokens = 0;
   std::int64_t num_drafts = 0;  // of which the last ones may be rejected; < num_tokens
-  // RoPE positions of the rows, [num_tokens] counted from the first row; empty: the row's index in
-  // the sequence. On a first Plan, from the row behind the hit. Rows elsewhere than at their index
-  // end the sequence's reuse by others, unless a salt or extra_keys tell such sequences apart.
+  // RoPE positions of the rows, [num_tokens] counted from the first row, or, with mrope ropes,
+  // [3, num_tokens]; empty: the row's index in the sequence. On a first Plan, from the row behind
+  // the hit. Rows elsewhere than at their index end the sequence's reuse by others, unless a salt
+  // or extra_keys tell such sequences apart.
   std::span<const std::int32_t> positions = {};
 };
 
@@ -230,8 +234,12 @@ struct AppendInputs {
 // Arrays of the most recently prepared step, device memory at addresses that never change. They
 // hold padded_tokens / padded_sequences valid entries; null pointers on the null backend.
 struct StepView {
-  const std::int64_t* slots = nullptr;       // [max_tokens_per_step]; padding -1
-  const std::int32_t* positions = nullptr;   // [max_tokens_per_step]; padding 0
+  const std::int64_t* slots = nullptr;  // [max_tokens_per_step]; padding -1
+  // [sections, max_tokens_per_step], sections 3 where a rope has mrope sections, else 1; padding 0
+  const std::int32_t* positions = nullptr;
+  // [max_tokens_per_step]: bit r says that the row turns by the second table of ropes[r]; padding
+  // 0. Null where no rope has two.
+  const std::uint32_t* rope_choice = nullptr;
   const std::int32_t* cu_seqlens = nullptr;  // [max_sequences + 1]; padding T
   const std::int32_t* seqused_k =
       nullptr;  // [max_sequences], tokens after this step's append; padding 0
@@ -253,7 +261,9 @@ struct LayerView {
   void* v = nullptr;
   std::int64_t k_block_stride = 0, k_row_stride = 0, k_head_stride = 0;
   std::int64_t v_block_stride = 0, v_row_stride = 0, v_head_stride = 0;
-  const float* cos = nullptr;  // [num_positions, rotary_dim / 2]; null without RoPE
+  // [num_positions, rotary_dim / 2], or two of them in a row (StepView::rope_choice); null without
+  // RoPE.
+  const float* cos = nullptr;
   const float* sin = nullptr;
   std::int64_t num_positions = 0;
 };
@@ -284,8 +294,9 @@ struct Stats {
 //
 // Threads: externally synchronised; GetStats may be called from any thread.
 // Streams: the steps that live at once share one stream; a new stream first waits for the last
-//   step's event. Nothing here blocks the host but Create, ReadRows, the destructor, and a Plan that
-//   is max_steps_in_flight + 2 steps ahead of the device (it waits for the oldest one's staging).
+//   step's event. Nothing here blocks the host but Create, ReadRows, the destructor, and a Plan
+//   that is max_steps_in_flight + 2 steps ahead of the device (it waits for the oldest one's
+//   staging).
 // Determinism: the same calls in the same order give the same handles, slots, hits, evictions and
 //   errors, whatever the device does meanwhile (a device fault is the one exception, see Poll).
 // Ownership: the cache owns its pool and tables; inputs are the caller's and must live until the

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "lariat/device.h"
+#include "lariat/rope.h"
 #include "lariat/status.h"
 #include "lariat/types.h"
 
@@ -73,7 +74,9 @@ Status RopeUpdate(Device& device, const RopeUpdateParams& params, Stream stream)
 //   and V alike. A negative slot stores nothing; a slot >= num_slots, or a position outside
 //   [0, num_positions), stores nothing and is recorded (slot before position). q turns whatever the
 //   slot; where the position is out of range it stays as it is (q_out: copied). The position of a
-//   token that has a negative slot and no q is not looked at.
+//   token that has a negative slot and no q is not looked at. Of three positions the first that is
+//   out of range is recorded.
+//   kInterleavedToHalf cannot turn q in place; a q whose position is out of range keeps its order.
 // REQUIRES: the non-negative slots of one call are distinct; a cache's rows do not overlap.
 struct AppendRopeParams {
   DType in_dtype = DType::kBF16;  // of k, v, q, q_out: fp32, fp16, bf16
@@ -96,10 +99,18 @@ struct AppendRopeParams {
 
   const std::int64_t* slots = nullptr;      // [T]
   const std::int32_t* positions = nullptr;  // [position_sections, T]
-  int position_sections = 1;                // 3 (mrope): kUnsupported
-  const float* cos = nullptr;               // [num_positions, rotary_dim / 2]
-  const float* sin = nullptr;               // [num_positions, rotary_dim / 2]
+  int position_sections = 1;                // 1, or 3: mrope, each pair turns by one of them
+  std::int64_t section_stride = 0;          // elements from one section to the next; 0: T
+  int section_pairs[3] = {0, 0, 0};         // mrope: pairs of each section, sum rotary_dim / 2
+  MropeLayout section_layout = MropeLayout::kSectioned;
+  const float* cos = nullptr;  // [num_positions, rotary_dim / 2]
+  const float* sin = nullptr;  // [num_positions, rotary_dim / 2]
   std::int64_t num_positions = 0;
+  // Two tables, for tokens of sequences that turn by one or the other: cos and sin are then
+  // [2, num_positions, rotary_dim / 2], and token t takes the second where table_choice[t] has a
+  // bit of table_mask. Null: one table.
+  const std::uint32_t* table_choice = nullptr;  // [T]
+  std::uint32_t table_mask = 0;
 
   void* k_cache = nullptr;
   void* v_cache = nullptr;

@@ -186,8 +186,9 @@ class Session {
   Status Cancel(RequestId id);
 
   // Runs one step. False: nothing waits or runs.
-  // Errors: kNotReady never; any other code is the cache's, the executor's or the observer's, and
-  //   the session can then only be destroyed.
+  // Errors: those of the cache, the executor and the observer; kResourceExhausted: blocks are held
+  //   outside the session; kCorruptData: the device reports a bad slot or position. The session can
+  //   then only be destroyed.
   Result<bool> RunStep();
 
   bool idle() const;  // nothing waits or runs

@@ -31,7 +31,9 @@ enum class BackendKind : std::uint8_t { kAuto, kCpu, kCuda, kNull };
 std::string_view BackendName(BackendKind kind);
 
 // Which elements of a head form a RoPE pair: (2i, 2i+1), or (i, i + rotary_dim/2).
-enum class RopeStyle : std::uint8_t { kInterleaved, kHalf };
+// kInterleavedToHalf reads pair i at (2i, 2i+1) and writes it at (i, i + rotary_dim/2), as Hugging
+// Face's DeepSeek-V3 does; RopeUpdate refuses it.
+enum class RopeStyle : std::uint8_t { kInterleaved, kHalf, kInterleavedToHalf };
 
 // A token's identity for prefix reuse. Any value, negative ones too, is an ordinary id: the cache
 // knows no vocabulary.

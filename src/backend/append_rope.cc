@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cstdlib>
+#include <utility>
 
 #include "backend/backend.h"
 #include "backend/check.h"
@@ -26,9 +28,6 @@ Status CheckSupported(const AppendRopeParams& p) {
                        " AppendRope stores " + Name(p.in_dtype) +
                        (p.in_dtype == DType::kFP32 ? ", fp16 or bf16" : ""));
   }
-  if (p.position_sections == 3) {
-    return Unsupported("position_sections = 3: only 1 is built, mrope is not");
-  }
   if (p.check_slots) return Unsupported("check_slots = true: not built, must be false");
   for (const auto& [name, scale] : {std::pair{"k_scale", p.k_scale}, {"v_scale", p.v_scale}}) {
     if (scale != 1.0F) {
@@ -39,21 +38,39 @@ Status CheckSupported(const AppendRopeParams& p) {
   return {};
 }
 
+Status CheckSections(const AppendRopeParams& p) {
+  if (p.position_sections != 1 && p.position_sections != 3) {
+    return InvalidArgument("position_sections = " + std::to_string(p.position_sections) +
+                           ": must be 1 or 3");
+  }
+  if (p.position_sections == 1) return {};
+  std::int64_t sum = 0;
+  for (const int pairs : p.section_pairs) {
+    if (Status s = check::Range("section_pairs", pairs, 0, 256); !s.ok()) return s;
+    sum += pairs;
+  }
+  if (sum != p.rotary_dim / 2) {
+    return InvalidArgument("section_pairs: the sum is " + std::to_string(sum) +
+                           "; must be rotary_dim / 2 = " + std::to_string(p.rotary_dim / 2));
+  }
+  return check::Range("section_stride", p.section_stride, 0, INT64_MAX);
+}
+
 Status CheckShape(const AppendRopeParams& p) {
   Status shape = check::First({
-      check::Range("position_sections", p.position_sections, 1, 1),
       check::Range("num_tokens", p.num_tokens, 0, check::kMaxInt32),
       check::Range("kv_heads", p.kv_heads, 1, kMaxHeads),
       check::Range("q_heads", p.q_heads, 0, kMaxHeads),
       check::EvenRange("k_dim", p.k_dim, 2, 512),
       check::EvenRange("v_dim", p.v_dim, 2, 512),
       check::EvenRange("rotary_dim", p.rotary_dim, 0, p.k_dim),
-      check::Style(p.style),
+      check::Style(p.style, /*moves=*/true),
       check::Range("block_size", p.block_size, 1, check::kMaxInt32),
       check::Range("num_slots", p.num_slots, 0, INT64_MAX),
       check::Range("num_positions", p.num_positions, 0, INT64_MAX),
   });
   if (!shape.ok()) return shape;
+  if (Status s = CheckSections(p); !s.ok()) return s;
   if (p.num_slots % p.block_size != 0) {
     return InvalidArgument("num_slots = " + std::to_string(p.num_slots) +
                            ": must be a multiple of block_size = " + std::to_string(p.block_size));
@@ -104,6 +121,7 @@ Status CompleteCache(const char* name, int heads, int dim, int block_size, std::
 }
 
 Status Complete(AppendRopeParams& p) {
+  if (p.section_stride == 0) p.section_stride = p.num_tokens;
   return check::First({
       CompleteInput("k", p.kv_heads, p.k_dim, p.k_token_stride, p.k_head_stride),
       CompleteInput("v", p.kv_heads, p.v_dim, p.v_token_stride, p.v_head_stride),
@@ -146,7 +164,8 @@ Status CheckExtents(const AppendRopeParams& p, Size& q_extent) {
       check::Fits("v_cache",
                   CacheExtent(p, p.v_dim, p.v_block_stride, p.v_row_stride, p.v_cache_head_stride),
                   out),
-      check::Fits("cos", CheckedProduct({p.num_positions, p.rotary_dim / 2}), sizeof(float)),
+      check::Fits("cos", CheckedProduct({2, p.num_positions, p.rotary_dim / 2}), sizeof(float)),
+      check::Fits("positions", CheckedProduct({p.position_sections, p.section_stride}), 4),
   });
 }
 
@@ -169,6 +188,10 @@ Status CheckQOut(const AppendRopeParams& p, std::int64_t extent) {
   const auto element = static_cast<std::int64_t>(SizeOf(p.in_dtype));
   const auto q = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(p.q));
   const auto q_out = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(p.q_out));
+  if (q == q_out && p.style == RopeStyle::kInterleavedToHalf) {
+    return InvalidArgument(
+        "q_out is q: with style kInterleavedToHalf it must be memory of its own");
+  }
   if (q == q_out || !RowsMeet(p, std::abs(q_out - q) / element, extent)) return {};
   return InvalidArgument("q_out overlaps q: it must be q itself or memory of its own");
 }
@@ -194,6 +217,14 @@ Status CheckPointers(const AppendRopeParams& p, std::int64_t q_extent) {
                                  check::Pointer("cos", p.cos, 4), check::Pointer("sin", p.sin, 4)});
         !s.ok()) {
       return s;
+    }
+    if (p.table_choice != nullptr) {
+      if (Status s =
+              check::First({check::Pointer("table_choice", p.table_choice, 4),
+                            check::Range("num_positions", p.num_positions, 1, check::kMaxInt32)});
+          !s.ok()) {
+        return s;
+      }
     }
   }
   if (p.q_heads > 0) {

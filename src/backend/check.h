@@ -48,10 +48,16 @@ inline Status Pointer(std::string_view field, const void* pointer, std::size_t a
                          ": must be a multiple of the element size " + std::to_string(alignment));
 }
 
-inline Status Style(RopeStyle style) {
+// `moves`: whether the operation has the style that also moves elements.
+inline Status Style(RopeStyle style, bool moves) {
   if (style == RopeStyle::kInterleaved || style == RopeStyle::kHalf) return {};
-  return InvalidArgument("style = " + std::to_string(static_cast<int>(style)) +
-                         ": must be kInterleaved or kHalf");
+  if (style == RopeStyle::kInterleavedToHalf && moves) return {};
+  const std::string text = "style = " + std::to_string(static_cast<int>(style));
+  if (style == RopeStyle::kInterleavedToHalf) {
+    return Unsupported(text + ": only AppendRope has kInterleavedToHalf");
+  }
+  return InvalidArgument(text + ": must be kInterleaved or kHalf" +
+                         (moves ? ", or kInterleavedToHalf" : ""));
 }
 
 // A size in bytes that fits int64.

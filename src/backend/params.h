@@ -30,8 +30,10 @@ struct StepEntry {
   std::int32_t delta_first = 0;
   std::int32_t delta_count = 0;
   std::int32_t delta_word = 0;
-  std::int32_t position_word =
-      -1;  // words[position_word .. + count) are the positions; -1: start + i
+  // words[position_word + section * count + i] are the positions; -1: start + i in each section.
+  std::int32_t position_word = -1;
+  std::uint32_t rope_choice = 0;  // which tables the sequence turns by
+  std::int32_t reserved = 0;
 };
 
 struct BlockCopy {
@@ -44,10 +46,12 @@ struct BlockCopy {
 // arrays that appends and attention read. One launch.
 //   For entry b and i < count, with n = start + i and row = resident[resident_row]:
 //     slots[first_row + i] = row[n / block_size] * block_size + n % block_size
-//     positions[first_row + i] = words[position_word + i], or n
+//     positions[section, first_row + i] = words[position_word + section * count + i], or n
+//     rope_choice[first_row + i] = rope_choice of the entry
 //   cu_seqlens[b] = first_row, seqused_k[b] = start + count,
 //   block_table[b, j] = row[j] for j < ceil((start + count) / block_size), else 0.
-//   Padding: slots -1, positions 0, cu_seqlens num_tokens, seqused_k 0, block_table 0.
+//   Padding: slots -1, positions 0, rope_choice 0, cu_seqlens num_tokens, seqused_k 0, block_table
+//   0.
 // REQUIRES: the entries' resident rows are distinct; resident, block_table and filled are what
 //   earlier calls left; filled and block_table start at 0.
 // `filled[b]` remembers how many entries of block_table[b] are not known to be 0; it starts at 0.
@@ -55,15 +59,18 @@ struct StepTablesParams {
   const void* upload = nullptr;  // device: StepHeader, StepEntry[], int32 words
   StepHeader header;             // the same header, for the launch
   int block_size = 1;
-  std::int32_t* resident = nullptr;     // [rows, table_stride]
-  std::int64_t table_stride = 0;        // also of block_table
-  std::int64_t* slots = nullptr;        // [padded_tokens]
-  std::int32_t* positions = nullptr;    // [padded_tokens]
-  std::int32_t* cu_seqlens = nullptr;   // [padded_sequences + 1]
-  std::int32_t* seqused_k = nullptr;    // [padded_sequences]
-  std::int32_t* block_table = nullptr;  // [padded_sequences, table_stride]
-  std::int32_t* filled = nullptr;       // [padded_sequences]
-  FaultRecord** fault = nullptr;        // receives header.fault
+  std::int32_t* resident = nullptr;      // [rows, table_stride]
+  std::int64_t table_stride = 0;         // also of block_table
+  std::int64_t* slots = nullptr;         // [padded_tokens]
+  std::int32_t* positions = nullptr;     // [position_sections, padded_tokens]
+  int position_sections = 1;             // 1 or 3
+  std::int64_t section_stride = 0;       // elements from one section to the next
+  std::uint32_t* rope_choice = nullptr;  // [padded_tokens]; may be null
+  std::int32_t* cu_seqlens = nullptr;    // [padded_sequences + 1]
+  std::int32_t* seqused_k = nullptr;     // [padded_sequences]
+  std::int32_t* block_table = nullptr;   // [padded_sequences, table_stride]
+  std::int32_t* filled = nullptr;        // [padded_sequences]
+  FaultRecord** fault = nullptr;         // receives header.fault
 };
 
 }  // namespace lariat

@@ -37,7 +37,7 @@ Status CheckSizes(const RopeUpdateParams& p, Sizes& sizes) {
           check::Range("heads", p.heads, 1, 8192),
           check::EvenRange("head_dim", p.head_dim, 2, 512),
           check::EvenRange("rotary_dim", p.rotary_dim, 0, p.head_dim),
-          check::Style(p.style),
+          check::Style(p.style, /*moves=*/false),
       });
       !s.ok()) {
     return s;

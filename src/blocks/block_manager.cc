@@ -66,9 +66,10 @@ PrefixMatch BlockManager::Measure(std::span<const BlockId> path) const {
   return match;
 }
 
-PrefixMatch BlockManager::Match(std::span<const TokenId> prompt, const OpenOptions& options) const {
+PrefixMatch BlockManager::Match(std::span<const TokenId> prompt, const OpenOptions& options,
+                                std::uint32_t rope_choice) const {
   std::vector<BlockId> path;
-  std::int32_t parent = index_.FindRoot(options, /*rope_table=*/0);
+  std::int32_t parent = index_.FindRoot(options, rope_choice);
   if (parent != 0) {
     const std::int64_t limit = ReusableBlocks(static_cast<std::int64_t>(prompt.size()));
     for (std::int64_t i = 0; i < limit; ++i) {
@@ -120,7 +121,7 @@ Result<PrefixMatch> BlockManager::Match(SequenceId id) {
 }
 
 Result<SequenceId> BlockManager::Open(std::span<const TokenId> prompt, const OpenOptions& options,
-                                      int rope_table) {
+                                      std::uint32_t rope_choice) {
   if (Status idle = CheckIdle(); !idle.ok()) return idle;
   const std::int64_t limit = config_.max_tokens_per_sequence;
   if (options.max_length < 0 || options.max_length > limit) {
@@ -136,7 +137,7 @@ Result<SequenceId> BlockManager::Open(std::span<const TokenId> prompt, const Ope
     return ResourceExhausted("max_sequences " + std::to_string(sequences_.max_open()) +
                              " are open: close one first");
   }
-  const RootId root = index_.AcquireRoot(options, rope_table);
+  const RootId root = index_.AcquireRoot(options, rope_choice);
   Sequence* opened = nullptr;
   try {
     opened = &sequences_.Open();
@@ -146,6 +147,7 @@ Result<SequenceId> BlockManager::Open(std::span<const TokenId> prompt, const Ope
   }
   // Reserved when the entry was made: nothing below allocates.
   opened->root = root;
+  opened->rope_choice = rope_choice;
   opened->keyed = !options.salt.empty() || !options.extra_keys.empty();
   opened->max_length = max_length;
   opened->prompt_length = static_cast<std::int64_t>(prompt.size());
@@ -211,6 +213,7 @@ Result<SequenceId> BlockManager::Fork(SequenceId id, std::int64_t length) {
   Sequence& child = sequences_.Open();  // the last thing that can fail
   index_.AddRootReference(parent.root);
   child.root = parent.root;
+  child.rope_choice = parent.rope_choice;
   child.keyed = parent.keyed;
   child.max_length = parent.max_length;
   child.started = true;

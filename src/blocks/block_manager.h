@@ -24,7 +24,8 @@ struct ManagerConfig {
   int max_sequences = 256;
   std::int64_t max_tokens_per_sequence = 0;
   std::int64_t max_tokens_per_step = 0;
-  bool track_writes = true;  // remember which blocks a step wrote, for Quarantine
+  int position_sections = 1;  // positions that a row has, 1 or 3
+  bool track_writes = true;   // remember which blocks a step wrote, for Quarantine
 };
 
 // Decides which block holds which tokens: sequences, steps, reference counts, prefix reuse,
@@ -39,10 +40,12 @@ class BlockManager {
  public:
   explicit BlockManager(const ManagerConfig& config);
 
-  PrefixMatch Match(std::span<const TokenId> prompt, const OpenOptions& options) const;
+  // rope_choice: bits that say which RoPE tables the sequence turns by; part of the prefix's key.
+  PrefixMatch Match(std::span<const TokenId> prompt, const OpenOptions& options,
+                    std::uint32_t rope_choice) const;
   Result<PrefixMatch> Match(SequenceId id);
   Result<SequenceId> Open(std::span<const TokenId> prompt, const OpenOptions& options,
-                          int rope_table);
+                          std::uint32_t rope_choice);
   Status Close(SequenceId id);
   Status Truncate(SequenceId id, std::int64_t length);
   Result<SequenceId> Fork(SequenceId id, std::int64_t length);
@@ -86,6 +89,7 @@ class BlockManager {
   Status Fill(std::span<const StepItem> items, const StepShape& shape, PlannedStep& step,
               PlanFailure* failure);
   void ClaimHit(Sequence& sequence, PlannedStep& step);
+  void AddPositions(const StepItem& item, std::int64_t count, PlannedStep& step) const;
   Status AddRows(const StepItem& item, PlannedStep& step);
   Status ApplyShape(const StepShape& shape, PlannedStep& step) const;
   void Unshare(PlannedStep& step);

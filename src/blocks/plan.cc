@@ -19,9 +19,10 @@ std::string Name(SequenceId id) {
 }
 
 // Whether the rows have the positions that rows of a default sequence would have.
+//   positions: [sections, rows.count]
 bool FollowsIndex(std::span<const std::int32_t> positions, const StepRows& rows) {
-  for (std::int64_t i = 0; i < rows.count; ++i) {
-    if (positions[static_cast<std::size_t>(i)] != rows.start + i) return false;
+  for (std::size_t i = 0; i < positions.size(); ++i) {
+    if (positions[i] != rows.start + static_cast<std::int64_t>(i) % rows.count) return false;
   }
   return true;
 }
@@ -73,11 +74,13 @@ Status BlockManager::CheckItems(std::span<const StepItem> items) {
                              Name(item.sequence) + ": allowed are 0 to num_tokens - 1, " +
                              std::to_string(item.num_tokens - 1));
     }
-    if (!item.positions.empty() &&
-        static_cast<std::int64_t>(item.positions.size()) != item.num_tokens) {
-      return InvalidArgument("positions of " + Name(item.sequence) + ": " +
-                             std::to_string(item.positions.size()) + " given for num_tokens " +
-                             std::to_string(item.num_tokens));
+    const auto given = static_cast<std::int64_t>(item.positions.size());
+    const bool all_sections = given % config_.position_sections == 0 &&
+                              given / config_.position_sections == item.num_tokens;
+    if (given != 0 && given != item.num_tokens && !all_sections) {
+      return InvalidArgument("positions of " + Name(item.sequence) + ": " + std::to_string(given) +
+                             " given for num_tokens " + std::to_string(item.num_tokens) + " and " +
+                             std::to_string(config_.position_sections) + " sections");
     }
     for (const std::int32_t position : item.positions) {
       if (position < 0 || position >= config_.max_tokens_per_sequence) {
@@ -129,6 +132,16 @@ void BlockManager::ClaimHit(Sequence& sequence, PlannedStep& step) {
   }
 }
 
+// Keeps the positions of the first `count` rows, [sections, count]. One set serves all sections.
+void BlockManager::AddPositions(const StepItem& item, std::int64_t count, PlannedStep& step) const {
+  const auto given = static_cast<std::int64_t>(item.positions.size());
+  for (int section = 0; section < config_.position_sections; ++section) {
+    const auto first =
+        item.positions.begin() + (given == item.num_tokens ? 0 : section * item.num_tokens);
+    step.positions.insert(step.positions.end(), first, first + count);
+  }
+}
+
 Status BlockManager::AddRows(const StepItem& item, PlannedStep& step) {
   Sequence& sequence = *sequences_.Find(item.sequence);
   StepRows rows;
@@ -162,9 +175,12 @@ Status BlockManager::AddRows(const StepItem& item, PlannedStep& step) {
   }
   if (!item.positions.empty()) {
     planned.position_offset = static_cast<std::int64_t>(step.positions.size());
-    step.positions.insert(step.positions.end(), item.positions.begin(),
-                          item.positions.begin() + rows.count);
-    planned.moved = !sequence.keyed && !FollowsIndex(item.positions, rows);
+    AddPositions(item, rows.count, step);
+    planned.moved =
+        !sequence.keyed &&
+        !FollowsIndex(
+            std::span(step.positions).subspan(static_cast<std::size_t>(planned.position_offset)),
+            rows);
   }
   step.hit_tokens += rows.hit;
   step.rows.push_back(rows);

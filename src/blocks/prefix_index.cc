@@ -26,15 +26,15 @@ void PrefixIndex::Reserve(std::size_t blocks) {
   }
 }
 
-PrefixIndex::RootKey PrefixIndex::KeyOf(const OpenOptions& options, int rope_table) {
+PrefixIndex::RootKey PrefixIndex::KeyOf(const OpenOptions& options, std::uint32_t rope_choice) {
   return {std::string(options.salt),
           std::string(options.adapter),
           {options.extra_keys.begin(), options.extra_keys.end()},
-          rope_table};
+          rope_choice};
 }
 
-RootId PrefixIndex::AcquireRoot(const OpenOptions& options, int rope_table) {
-  RootKey key = KeyOf(options, rope_table);
+RootId PrefixIndex::AcquireRoot(const OpenOptions& options, std::uint32_t rope_choice) {
+  RootKey key = KeyOf(options, rope_choice);
   if (const auto found = root_ids_.find(key); found != root_ids_.end()) {
     ++root(found->second).references;
     return found->second;
@@ -61,8 +61,8 @@ void PrefixIndex::DropRoot(RootId id) {
   free_roots_.push_back(id);  // reserved when the root was made
 }
 
-RootId PrefixIndex::FindRoot(const OpenOptions& options, int rope_table) const {
-  const auto found = root_ids_.find(KeyOf(options, rope_table));
+RootId PrefixIndex::FindRoot(const OpenOptions& options, std::uint32_t rope_choice) const {
+  const auto found = root_ids_.find(KeyOf(options, rope_choice));
   return found == root_ids_.end() ? 0 : found->second;
 }
 

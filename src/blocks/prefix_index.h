@@ -31,11 +31,11 @@ class PrefixIndex {
   void Reserve(std::size_t blocks);
 
   // The root for these options and rope table, made when new; holds one reference until DropRoot.
-  RootId AcquireRoot(const OpenOptions& options, int rope_table);
+  RootId AcquireRoot(const OpenOptions& options, std::uint32_t rope_choice);
   void AddRootReference(RootId root);
   void DropRoot(RootId root);
   // The root if there is one with cached blocks or open sequences; 0: none.
-  RootId FindRoot(const OpenOptions& options, int rope_table) const;
+  RootId FindRoot(const OpenOptions& options, std::uint32_t rope_choice) const;
 
   // The cached block that follows `parent` (a block or a root) with these tokens, or kNoBlock.
   BlockId Find(std::int32_t parent, std::span<const TokenId> tokens) const;
@@ -64,14 +64,14 @@ class PrefixIndex {
     std::string salt;
     std::string adapter;
     std::vector<std::uint64_t> extra_keys;
-    int rope_table = 0;
+    std::uint32_t rope_choice = 0;
     auto operator<=>(const RootKey&) const = default;
   };
   struct Root {
     std::int64_t references = 0;  // open sequences and child blocks
     std::map<RootKey, RootId>::iterator entry;
   };
-  static RootKey KeyOf(const OpenOptions& options, int rope_table);
+  static RootKey KeyOf(const OpenOptions& options, std::uint32_t rope_choice);
   Root& root(RootId id) { return roots_[static_cast<std::size_t>(-2 - id)]; }
   std::uint64_t Hash(std::int32_t parent, std::span<const TokenId> tokens) const;
 

@@ -26,6 +26,7 @@ struct Sequence {
   bool pinned = false;                // closed: the table's references wait for a step's end
   int row = -1;                       // of the resident block tables; -1 once closed
   RootId root = 0;
+  std::uint32_t rope_choice = 0;  // tables that its keys turn by
   std::int64_t max_length = 0;
   std::int64_t prompt_length = 0;
   std::int64_t settled = 0;

@@ -32,6 +32,7 @@ blocks::ManagerConfig ManagerConfigOf(const CacheConfig& config,
   manager.max_sequences = config.max_sequences;
   manager.max_tokens_per_sequence = config.max_tokens_per_sequence;
   manager.max_tokens_per_step = config.max_tokens_per_step;
+  manager.position_sections = resolved.position_sections;
   manager.track_writes = has_memory;  // without memory nothing can be corrupt
   return manager;
 }
@@ -117,8 +118,7 @@ Result<KVCache> KVCache::Create(const CacheConfig& config, Device device) {
         storage::BlockStorage::Create(device, resolved->MakeLayout(config), resolved->num_blocks,
                                       static_cast<std::size_t>(config.max_sequences));
     if (!storage.ok()) return storage.status();
-    Result<cache::StepArrays> arrays =
-        cache::StepArrays::Create(device, config, resolved->table_stride);
+    Result<cache::StepArrays> arrays = cache::StepArrays::Create(device, config, *resolved);
     if (!arrays.ok()) return arrays.status();
     Result<std::vector<cache::RopeTable>> ropes =
         cache::MakeRopeTables(device, config.ropes, config.max_tokens_per_sequence);
@@ -170,7 +170,8 @@ MemoryFootprint KVCache::footprint() const { return impl_->resolved.footprint; }
 
 PrefixMatch KVCache::Match(std::span<const TokenId> prompt, const OpenOptions& options) const {
   try {
-    return impl_->manager.Match(prompt, options);
+    return impl_->manager.Match(
+        prompt, options, cache::TablesFor(impl_->config, impl_->resolved, options.max_length));
   } catch (const std::exception&) {
     return {};  // out of memory: nothing is promised
   }
@@ -182,7 +183,8 @@ Result<PrefixMatch> KVCache::Match(SequenceId sequence) {
 
 Result<SequenceId> KVCache::Open(std::span<const TokenId> prompt, const OpenOptions& options) {
   return Guarded([&]() -> Result<SequenceId> {
-    Result<SequenceId> opened = impl_->manager.Open(prompt, options, /*rope_table=*/0);
+    Result<SequenceId> opened = impl_->manager.Open(
+        prompt, options, cache::TablesFor(impl_->config, impl_->resolved, options.max_length));
     impl_->Publish();
     return opened;
   });

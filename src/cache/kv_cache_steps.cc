@@ -133,6 +133,16 @@ AppendRopeParams KVCache::Impl::AppendParams(int layer, const AppendInputs& inpu
     params.cos = static_cast<const float*>(table.cos.data());
     params.sin = static_cast<const float*>(table.sin.data());
     params.num_positions = config.max_tokens_per_sequence;
+    if ((resolved.two_tables & 1U << spec.rope) != 0) {
+      params.table_choice = view.rope_choice;
+      params.table_mask = 1U << spec.rope;
+    }
+    if (!rope.mrope_sections.empty()) {
+      params.position_sections = 3;
+      params.section_stride = config.max_tokens_per_step;
+      std::copy_n(rope.mrope_sections.begin(), 3, params.section_pairs);
+      params.section_layout = rope.mrope_layout;
+    }
   }
   params.k_cache = storage.base() + planes.k.offset;
   params.v_cache = storage.base() + planes.v.offset;

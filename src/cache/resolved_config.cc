@@ -87,7 +87,16 @@ Status CheckStored(const CacheConfig& config) {
   for (std::size_t i = 0; i < config.layers.size(); ++i) {
     if (Status s = CheckLayer(config, i); !s.ok()) return s;
   }
+  if (config.ropes.size() > 32) {
+    return OutOfRange("ropes: their number", static_cast<std::int64_t>(config.ropes.size()),
+                      "up to 32");
+  }
   for (std::size_t i = 0; i < config.ropes.size(); ++i) {
+    const std::size_t sections = config.ropes[i].mrope_sections.size();
+    if (sections != 0 && sections != 3) {
+      return Unsupported("ropes[" + std::to_string(i) + "].mrope_sections: " +
+                         std::to_string(sections) + " sections; only 3 are built");
+    }
     const auto frequencies =
         ComputeRopeFrequencies(config.ropes[i], config.max_tokens_per_sequence);
     if (!frequencies.ok()) {
@@ -143,18 +152,31 @@ Status ResolveMemory(const CacheConfig& config, BackendKind kind, ResolvedConfig
 
 }  // namespace
 
-StepArraySizes SizeStepArrays(const CacheConfig& config, std::int64_t table_stride) {
+std::uint32_t TablesFor(const CacheConfig& config, const ResolvedConfig& resolved,
+                        std::int64_t max_length) {
+  if (max_length == 0) max_length = config.max_tokens_per_sequence;
+  std::uint32_t tables = 0;
+  for (std::size_t r = 0; r < config.ropes.size(); ++r) {
+    const bool two = (resolved.two_tables & 1U << r) != 0;
+    if (two && max_length > 0 && RopeTableFor(config.ropes[r], max_length) != 0) tables |= 1U << r;
+  }
+  return tables;
+}
+
+StepArraySizes SizeStepArrays(const CacheConfig& config, const ResolvedConfig& resolved) {
   const std::int64_t sequences = config.max_sequences;
   const std::int64_t tokens = config.max_tokens_per_step;
-  const std::int64_t table = sequences * table_stride * 4;
+  const std::int64_t table = sequences * resolved.table_stride * 4;
+  const std::int64_t positions = tokens * resolved.position_sections * 4;
+  const std::int64_t choices = resolved.two_tables == 0 ? 0 : tokens * 4;
   StepArraySizes sizes;
   // Header, entries, every table entry changed, every position given.
   sizes.upload_bytes = static_cast<std::int64_t>(sizeof(StepHeader)) +
-                       sequences * static_cast<std::int64_t>(sizeof(StepEntry)) + table +
-                       tokens * 4;
-  // Slots, positions, cu_seqlens, seqused_k, filled, the fault word, both tables, the upload.
-  sizes.device_bytes = tokens * (8 + 4) + (sequences + 1) * 4 + sequences * (4 + 4) + 8 +
-                       2 * table + sizes.upload_bytes;
+                       sequences * static_cast<std::int64_t>(sizeof(StepEntry)) + table + positions;
+  // Slots, positions, choices, cu_seqlens, seqused_k, filled, the fault word, both tables, the
+  // upload.
+  sizes.device_bytes = tokens * 8 + positions + choices + (sequences + 1) * 4 +
+                       sequences * (4 + 4) + 8 + 2 * table + sizes.upload_bytes;
   sizes.pinned_bytes =
       StepRing(config) * (sizes.upload_bytes + static_cast<std::int64_t>(sizeof(FaultRecord)));
   return sizes;
@@ -180,10 +202,15 @@ Result<ResolvedConfig> Resolve(const CacheConfig& config, BackendKind kind) {
   if (Status s = ResolveMemory(config, kind, resolved); !s.ok()) return s;
   footprint.num_blocks = resolved.num_blocks;
   footprint.pool_bytes = resolved.num_blocks * footprint.bytes_per_block;
-  for (const RopeSpec& rope : config.ropes) {
-    footprint.rope_table_bytes += config.max_tokens_per_sequence * rope.rotary_dim * 4;
+  for (std::size_t r = 0; r < config.ropes.size(); ++r) {
+    const RopeSpec& rope = config.ropes[r];
+    const bool two = RopeTableFor(rope, config.max_tokens_per_sequence) != 0;
+    if (two) resolved.two_tables |= 1U << r;
+    if (!rope.mrope_sections.empty()) resolved.position_sections = 3;
+    footprint.rope_table_bytes +=
+        (two ? 2 : 1) * config.max_tokens_per_sequence * rope.rotary_dim * 4;
   }
-  const StepArraySizes sizes = SizeStepArrays(config, resolved.table_stride);
+  const StepArraySizes sizes = SizeStepArrays(config, resolved);
   footprint.step_array_bytes = sizes.device_bytes;
   footprint.pinned_host_bytes = sizes.pinned_bytes;
   return resolved;

@@ -13,6 +13,9 @@ struct ResolvedConfig {
   std::vector<LayerSpec> layers;  // with this rank's heads
   std::int64_t num_blocks = 0;    // 0 when unlimited
   std::int64_t table_stride = 0;  // entries of a block table's row
+  int position_sections = 1;      // 3 where a rope has mrope sections
+  std::uint32_t two_tables =
+      0;  // bit r: ropes[r] has a table for the original length and one beyond
   MemoryFootprint footprint;
 
   storage::BlockLayout MakeLayout(const CacheConfig& config) const {
@@ -20,13 +23,18 @@ struct ResolvedConfig {
   }
 };
 
+// The bits of `two_tables` whose second table a sequence of up to max_length tokens turns by (0:
+// the cache's limit).
+std::uint32_t TablesFor(const CacheConfig& config, const ResolvedConfig& resolved,
+                        std::int64_t max_length);
+
 // Bytes of the arrays that steps live in (step_arrays.h).
 struct StepArraySizes {
   std::int64_t upload_bytes = 0;  // of one step, at most
   std::int64_t device_bytes = 0;  // all device arrays
   std::int64_t pinned_bytes = 0;  // staging ring and fault records
 };
-StepArraySizes SizeStepArrays(const CacheConfig& config, std::int64_t table_stride);
+StepArraySizes SizeStepArrays(const CacheConfig& config, const ResolvedConfig& resolved);
 
 // Records of steps at once: the live ones and those whose device work may still run.
 constexpr int StepRing(const CacheConfig& config) { return config.max_steps_in_flight + 2; }

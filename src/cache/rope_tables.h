@@ -9,15 +9,16 @@
 
 namespace lariat::cache {
 
-// One rope's cos and sin on the device: [positions, rotary_dim / 2] each, fp32.
+// One rope's cos and sin on the device: [positions, rotary_dim / 2] each, fp32; two of those in
+// a row where the rope depends on the sequence's length: first for up to the original length, then
+// for `positions` tokens.
 struct RopeTable {
   DeviceBuffer cos;
   DeviceBuffer sin;
 };
 
 // Makes and uploads the tables of all ropes, positions 0 to `positions` - 1; empty buffers on a
-// device without memory. Blocks until the uploads are done. kDynamic is worked out for a sequence
-// of `positions` tokens, so that every key of the cache turns by one table.
+// device without memory. Blocks until the uploads are done.
 Result<std::vector<RopeTable>> MakeRopeTables(Device& device, std::span<const RopeSpec> ropes,
                                               std::int64_t positions);
 

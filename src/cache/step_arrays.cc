@@ -17,20 +17,20 @@ T* As(const DeviceBuffer& buffer) {
 }  // namespace
 
 Result<StepArrays> StepArrays::Create(Device device, const CacheConfig& config,
-                                      std::int64_t table_stride) {
-  StepArrays arrays(std::move(device), config, table_stride);
+                                      const ResolvedConfig& resolved) {
+  StepArrays arrays(std::move(device), config, resolved);
   if (arrays.device_.backend().has_memory()) {
-    if (Status allocated = arrays.Allocate(config); !allocated.ok()) return allocated;
+    if (Status allocated = arrays.Allocate(config, resolved); !allocated.ok()) return allocated;
   }
   return arrays;
 }
 
-Status StepArrays::Allocate(const CacheConfig& config) {
+Status StepArrays::Allocate(const CacheConfig& config, const ResolvedConfig& resolved) {
   const std::int64_t tokens = config.max_tokens_per_step;
   const std::int64_t sequences = config.max_sequences;
   const std::int64_t table_bytes = sequences * table_stride_ * 4;
   const int ring = StepRing(config);
-  upload_bytes_ = SizeStepArrays(config, table_stride_).upload_bytes;
+  upload_bytes_ = SizeStepArrays(config, resolved).upload_bytes;
   struct Wanted {
     DeviceBuffer* buffer;
     MemoryKind kind;
@@ -39,7 +39,8 @@ Status StepArrays::Allocate(const CacheConfig& config) {
   };
   const Wanted wanted[] = {
       {&slots_, MemoryKind::kDevice, tokens * 8, 0xFF},  // slot -1: nothing is stored
-      {&positions_, MemoryKind::kDevice, tokens * 4, 0},
+      {&positions_, MemoryKind::kDevice, sections_ * tokens * 4, 0},
+      {&rope_choice_, MemoryKind::kDevice, resolved.two_tables == 0 ? 0 : tokens * 4, 0},
       {&cu_seqlens_, MemoryKind::kDevice, (sequences + 1) * 4, 0},
       {&seqused_k_, MemoryKind::kDevice, sequences * 4, 0},
       {&block_table_, MemoryKind::kDevice, table_bytes, 0},
@@ -52,6 +53,7 @@ Status StepArrays::Allocate(const CacheConfig& config) {
   };
   for (const Wanted& want : wanted) {
     const auto bytes = static_cast<std::size_t>(want.bytes);
+    if (bytes == 0) continue;
     Result<DeviceBuffer> allocated = device_.Allocate(want.kind, bytes);
     if (!allocated.ok()) return allocated.status();
     *want.buffer = *std::move(allocated);
@@ -69,6 +71,7 @@ StepView StepArrays::view() const {
   StepView view;
   view.slots = As<const std::int64_t>(slots_);
   view.positions = As<const std::int32_t>(positions_);
+  view.rope_choice = As<const std::uint32_t>(rope_choice_);
   view.cu_seqlens = As<const std::int32_t>(cu_seqlens_);
   view.seqused_k = As<const std::int32_t>(seqused_k_);
   view.block_table = As<const std::int32_t>(block_table_);
@@ -113,8 +116,10 @@ std::size_t StepArrays::Stage(const blocks::PlannedStep& step, blocks::BlockMana
     entry.delta_count = static_cast<std::int32_t>(entries_now - sequence.first_dirty);
     entry.delta_word = append(sequence.table.data() + sequence.first_dirty, entry.delta_count);
     if (item.position_offset >= 0) {
-      entry.position_word = append(step.positions.data() + item.position_offset, rows.count);
+      entry.position_word =
+          append(step.positions.data() + item.position_offset, sections_ * rows.count);
     }
+    entry.rope_choice = sequence.rope_choice;
     std::memcpy(entries + sizeof(entry) * i, &entry, sizeof(entry));
   }
   const StepEntry padding;
@@ -137,6 +142,9 @@ Status StepArrays::Upload(const blocks::PlannedStep& step, blocks::BlockManager&
   params.table_stride = table_stride_;
   params.slots = As<std::int64_t>(slots_);
   params.positions = As<std::int32_t>(positions_);
+  params.position_sections = sections_;
+  params.section_stride = max_tokens_;
+  params.rope_choice = As<std::uint32_t>(rope_choice_);
   params.cu_seqlens = As<std::int32_t>(cu_seqlens_);
   params.seqused_k = As<std::int32_t>(seqused_k_);
   params.block_table = As<std::int32_t>(block_table_);

@@ -18,7 +18,7 @@ namespace lariat::cache {
 class StepArrays {
  public:
   static Result<StepArrays> Create(Device device, const CacheConfig& config,
-                                   std::int64_t table_stride);
+                                   const ResolvedConfig& resolved);
 
   StepView view() const;
   // The device word from which appends take the fault record of the step now uploaded.
@@ -33,12 +33,14 @@ class StepArrays {
                 Stream stream);
 
  private:
-  StepArrays(Device device, const CacheConfig& config, std::int64_t table_stride)
+  StepArrays(Device device, const CacheConfig& config, const ResolvedConfig& resolved)
       : device_(std::move(device)),
         block_size_(config.block_size),
         max_sequences_(config.max_sequences),
-        table_stride_(table_stride) {}
-  Status Allocate(const CacheConfig& config);
+        max_tokens_(config.max_tokens_per_step),
+        sections_(resolved.position_sections),
+        table_stride_(resolved.table_stride) {}
+  Status Allocate(const CacheConfig& config, const ResolvedConfig& resolved);
   // Fills staging; returns the bytes used.
   std::size_t Stage(const blocks::PlannedStep& step, blocks::BlockManager& manager,
                     std::byte* staging, StepHeader& header, FaultRecord* fault) const;
@@ -46,9 +48,11 @@ class StepArrays {
   Device device_;
   int block_size_;
   int max_sequences_;
+  std::int64_t max_tokens_;
+  int sections_;
   std::int64_t table_stride_;
   std::int64_t upload_bytes_ = 0;
-  DeviceBuffer slots_, positions_, cu_seqlens_, seqused_k_, block_table_;
+  DeviceBuffer slots_, positions_, rope_choice_, cu_seqlens_, seqused_k_, block_table_;
   DeviceBuffer resident_, filled_, upload_, fault_word_;
   DeviceBuffer staging_;  // [ring, upload_bytes], pinned
   DeviceBuffer faults_;   // [ring] FaultRecord, mapped

@@ -46,11 +46,74 @@ Status CheckAtLeast(std::string_view field, double value, double bound) {
 
 Status CheckLlama3(const RopeSpec& spec) {
   if (Status s = CheckAbove("low_freq_factor", spec.low_freq_factor, 0); !s.ok()) return s;
-  if (std::isfinite(spec.high_freq_factor) && spec.high_freq_factor > spec.low_freq_factor) {
+  if (std::isfinite(spec.high_freq_factor) && spec.high_freq_factor >= spec.low_freq_factor) {
     return Status::Ok();
   }
   return Refuse("high_freq_factor", spec.high_freq_factor,
-                "finite, > low_freq_factor, which is " + Text(spec.low_freq_factor));
+                "finite, >= low_freq_factor, which is " + Text(spec.low_freq_factor));
+}
+
+Status CheckFactors(std::string_view field, const std::vector<double>& factors, int pairs) {
+  if (factors.size() != static_cast<std::size_t>(pairs)) {
+    return InvalidArgument(std::string(field) + " has " + Text(factors.size()) +
+                           " entries; allowed: rotary_dim / 2, which is " + Text(pairs));
+  }
+  for (std::size_t i = 0; i < factors.size(); ++i) {
+    Status s = CheckAbove(std::string(field) + "[" + Text(i) + "]", factors[i], 0);
+    if (!s.ok()) return s;
+  }
+  return Status::Ok();
+}
+
+Status CheckLongrope(const RopeSpec& spec) {
+  // The attention factor divides by ln(original).
+  if (spec.original_max_position_embeddings < 2) {
+    return Refuse("original_max_position_embeddings", spec.original_max_position_embeddings,
+                  ">= 2 (type longrope requires it)");
+  }
+  const int pairs = spec.rotary_dim / 2;
+  if (Status s = CheckFactors("short_factor", spec.short_factor, pairs); !s.ok()) return s;
+  if (Status s = CheckFactors("long_factor", spec.long_factor, pairs); !s.ok()) return s;
+  if (!spec.attention_factor) return Status::Ok();
+  return CheckAbove("attention_factor", *spec.attention_factor, 0);
+}
+
+Status CheckProportional(const RopeSpec& spec) {
+  const int turned = spec.turned_dim;
+  if (turned >= 0 && turned <= spec.rotary_dim && turned % 2 == 0) return Status::Ok();
+  return Refuse("turned_dim", turned,
+                "an even number in 0..rotary_dim, which is " + Text(spec.rotary_dim));
+}
+
+Status CheckMrope(const RopeSpec& spec) {
+  const std::vector<int>& sections = spec.mrope_sections;
+  if (sections.empty()) return Status::Ok();
+  const bool interleaved = spec.mrope_layout == MropeLayout::kInterleaved;
+  if (spec.mrope_layout > MropeLayout::kInterleaved) {
+    return Refuse("mrope_layout", static_cast<int>(spec.mrope_layout),
+                  "0 (sectioned), 1 (interleaved)");
+  }
+  if (sections.size() < 2 || sections.size() > 4 || (interleaved && sections.size() != 3)) {
+    return InvalidArgument("mrope_sections has " + Text(sections.size()) +
+                           " entries; allowed: " + (interleaved ? "3" : "2..4"));
+  }
+  const int pairs = spec.rotary_dim / 2;
+  std::int64_t sum = 0;
+  for (std::size_t i = 0; i < sections.size(); ++i) {
+    if (sections[i] < 1) return Refuse("mrope_sections[" + Text(i) + "]", sections[i], ">= 1");
+    sum += sections[i];
+  }
+  if (sum != pairs) {
+    return Refuse("mrope_sections' sum", sum, "rotary_dim / 2, which is " + Text(pairs));
+  }
+  // The last pair of section s is 3 * (n - 1) + s.
+  for (int s = 1; interleaved && s < 3; ++s) {
+    const std::int64_t n = sections[static_cast<std::size_t>(s)];
+    if (3 * (n - 1) + s < pairs) continue;
+    return Refuse("mrope_sections[" + Text(s) + "]", n,
+                  "every third pair of " + Text(pairs) + ", from pair " + Text(s) + " on");
+  }
+  return Status::Ok();
 }
 
 Status CheckYarn(const RopeSpec& spec) {
@@ -71,28 +134,37 @@ Status CheckYarn(const RopeSpec& spec) {
   return Status::Ok();
 }
 
+bool ReadsLength(const RopeSpec& spec) {
+  return spec.type == RopeType::kDynamic || spec.type == RopeType::kLongrope;
+}
+
 Status CheckSpec(const RopeSpec& spec, std::int64_t length) {
-  if (spec.type > RopeType::kLlama3) {
+  if (spec.type > RopeType::kProportional) {
     return Refuse("type", static_cast<int>(spec.type),
-                  "0 (default), 1 (linear), 2 (dynamic), 3 (yarn), 4 (llama3)");
+                  "0 (default), 1 (linear), 2 (dynamic), 3 (yarn), 4 (llama3), 5 (longrope), "
+                  "6 (proportional)");
   }
-  if (spec.style > RopeStyle::kHalf) {
-    return Refuse("style", static_cast<int>(spec.style), "0 (interleaved), 1 (half)");
+  if (spec.style > RopeStyle::kInterleavedToHalf) {
+    return Refuse("style", static_cast<int>(spec.style),
+                  "0 (interleaved), 1 (half), 2 (interleaved to half)");
   }
   if (spec.rotary_dim < 2 || spec.rotary_dim > kMaxRotaryDim || spec.rotary_dim % 2 != 0) {
     return Refuse("rotary_dim", spec.rotary_dim, "an even number in 2.." + Text(kMaxRotaryDim));
   }
   if (Status s = CheckAbove("theta", spec.theta, 0); !s.ok()) return s;
+  if (Status s = CheckMrope(spec); !s.ok()) return s;
   if (spec.type == RopeType::kDefault) return Status::Ok();
 
   if (Status s = CheckAtLeast("factor", spec.factor, 1); !s.ok()) return s;
   if (spec.type == RopeType::kLinear) return Status::Ok();
+  if (spec.type == RopeType::kProportional) return CheckProportional(spec);
 
+  if (ReadsLength(spec) && length < 0) return Refuse("length", length, ">= 0");
+  if (spec.type == RopeType::kLongrope) return CheckLongrope(spec);
   if (spec.original_max_position_embeddings < 1) {
     return Refuse("original_max_position_embeddings", spec.original_max_position_embeddings,
                   ">= 1 (type " + std::string(RopeTypeName(spec.type)) + " requires it)");
   }
-  if (spec.type == RopeType::kDynamic && length < 0) return Refuse("length", length, ">= 0");
   if (spec.type == RopeType::kLlama3) return CheckLlama3(spec);
   if (spec.type == RopeType::kYarn) return CheckYarn(spec);
   return Status::Ok();
@@ -144,20 +216,48 @@ void StretchYarn(const RopeSpec& spec, std::vector<double>& inv_freq) {
   }
 }
 
+// m(s) of docs/numerics.md.
+double YarnMagnitude(const RopeSpec& spec, double scale) {
+  return 0.1 * scale * std::log(spec.factor) + 1.0;
+}
+
 double YarnAttentionFactor(const RopeSpec& spec) {
   if (spec.attention_factor) return *spec.attention_factor;
-  const auto magnitude = [&](double scale) { return 0.1 * scale * std::log(spec.factor) + 1.0; };
   const double mscale = spec.mscale.value_or(0.0);
   const double mscale_all_dim = spec.mscale_all_dim.value_or(0.0);
-  if (mscale == 0.0 || mscale_all_dim == 0.0) return magnitude(1.0);
-  return magnitude(mscale) / magnitude(mscale_all_dim);
+  if (mscale == 0.0 || mscale_all_dim == 0.0) {
+    return YarnMagnitude(spec, 1.0);
+  }
+  return YarnMagnitude(spec, mscale) / YarnMagnitude(spec, mscale_all_dim);
+}
+
+double LongropeAttentionFactor(const RopeSpec& spec) {
+  if (spec.attention_factor) return *spec.attention_factor;
+  const double original = static_cast<double>(spec.original_max_position_embeddings);
+  return std::sqrt(1.0 + std::log(spec.factor) / std::log(original));
+}
+
+void StretchLongrope(const RopeSpec& spec, std::int64_t length, std::vector<double>& inv_freq) {
+  const bool is_long = length > spec.original_max_position_embeddings;
+  const std::vector<double>& factors = is_long ? spec.long_factor : spec.short_factor;
+  for (std::size_t i = 0; i < inv_freq.size(); ++i) inv_freq[i] /= factors[i];
+}
+
+// Pairs past turned_dim stand still.
+void StretchProportional(const RopeSpec& spec, std::vector<double>& inv_freq) {
+  const auto turned = static_cast<std::size_t>(spec.turned_dim / 2);
+  for (std::size_t i = 0; i < inv_freq.size(); ++i) {
+    inv_freq[i] = i < turned ? inv_freq[i] / spec.factor : 0.0;
+  }
 }
 
 void StretchLlama3(const RopeSpec& spec, std::vector<double>& inv_freq) {
   const double original = static_cast<double>(spec.original_max_position_embeddings);
   for (double& frequency : inv_freq) {
     const double turns = original * frequency / (2.0 * std::numbers::pi);
-    if (turns > spec.high_freq_factor) continue;
+    // Not only beyond it: at it the blend is the same frequency, and where both bounds are equal
+    // there is no blend, but 0 / 0.
+    if (turns >= spec.high_freq_factor) continue;
     if (turns < spec.low_freq_factor) {
       frequency /= spec.factor;
       continue;
@@ -177,6 +277,8 @@ std::string_view RopeTypeName(RopeType type) {
     case RopeType::kDynamic: return "dynamic";
     case RopeType::kYarn: return "yarn";
     case RopeType::kLlama3: return "llama3";
+    case RopeType::kLongrope: return "longrope";
+    case RopeType::kProportional: return "proportional";
   }
   return "unknown";
 }
@@ -195,9 +297,16 @@ Result<RopeFrequencies> ComputeRopeFrequencies(const RopeSpec& spec, std::int64_
     out.attention_factor = YarnAttentionFactor(spec);
   } else if (spec.type == RopeType::kLlama3) {
     StretchLlama3(spec, out.inv_freq);
+  } else if (spec.type == RopeType::kLongrope) {
+    StretchLongrope(spec, length, out.inv_freq);
+    out.attention_factor = LongropeAttentionFactor(spec);
+  } else if (spec.type == RopeType::kProportional) {
+    StretchProportional(spec, out.inv_freq);
   }
 
+  const bool may_stand = spec.type == RopeType::kProportional;
   for (const double frequency : out.inv_freq) {
+    if (may_stand && frequency == 0.0) continue;
     if (frequency >= kMinFrequency && frequency <= kMaxFrequency) continue;
     return InvalidArgument("theta " + Text(spec.theta) + " with factor " + Text(spec.factor) +
                            " gives the frequency " + Text(frequency) +
@@ -208,6 +317,42 @@ Result<RopeFrequencies> ComputeRopeFrequencies(const RopeSpec& spec, std::int64_
                   out.attention_factor, "finite, > 0");
   }
   return out;
+}
+
+std::int64_t RopeTableFor(const RopeSpec& spec, std::int64_t length) {
+  if (!ReadsLength(spec) || length <= spec.original_max_position_embeddings) return 0;
+  if (spec.type == RopeType::kDynamic) return length - spec.original_max_position_embeddings;
+  return spec.short_factor == spec.long_factor ? 0 : 1;
+}
+
+std::int64_t RopeTableLength(const RopeSpec& spec, std::int64_t table) {
+  return table == 0 ? 0 : spec.original_max_position_embeddings + table;
+}
+
+std::int64_t RopeTableCount(const RopeSpec& spec, std::int64_t max_length) {
+  // Numbers grow with the length, without gaps.
+  return RopeTableFor(spec, max_length) + 1;
+}
+
+std::vector<int> MropePairSections(const RopeSpec& spec) {
+  std::vector<int> section_of(static_cast<std::size_t>(spec.rotary_dim / 2), 0);
+  const bool interleaved = spec.mrope_layout == MropeLayout::kInterleaved;
+  std::size_t first = 0;
+  for (std::size_t s = 0; s < spec.mrope_sections.size(); ++s) {
+    const auto pairs = static_cast<std::size_t>(spec.mrope_sections[s]);
+    if (interleaved && s == 0) continue;  // takes what the others leave
+    for (std::size_t i = 0; i < pairs; ++i) {
+      section_of[interleaved ? 3 * i + s : first + i] = static_cast<int>(s);
+    }
+    first += pairs;
+  }
+  return section_of;
+}
+
+double SoftmaxScaleFactor(const RopeSpec& spec) {
+  if (spec.type != RopeType::kYarn || spec.mscale_all_dim.value_or(0.0) == 0.0) return 1.0;
+  const double magnitude = YarnMagnitude(spec, *spec.mscale_all_dim);
+  return magnitude * magnitude;
 }
 
 void FillRopeTable(const RopeFrequencies& frequencies, std::int64_t first, std::int64_t count,

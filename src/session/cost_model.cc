@@ -85,8 +85,14 @@ Status CheckModel(const ModelConfig& model) {
   return Status::Ok();
 }
 
-// Adds what one layer costs.
-void AddLayer(const ModelConfig& model, const LayerSpec& layer, double cache_bytes,
+// The width of one expert.
+double ExpertWidth(const ModelConfig& model) {
+  return static_cast<double>(model.moe_intermediate_size > 0 ? model.moe_intermediate_size
+                                                             : model.intermediate_size);
+}
+
+// Adds what one layer costs. sparse: its MLP is made of experts.
+void AddLayer(const ModelConfig& model, const LayerSpec& layer, bool sparse, double cache_bytes,
               ModelCost& cost) {
   const double hidden = static_cast<double>(model.hidden_size);
   const double inner = static_cast<double>(model.intermediate_size);
@@ -96,12 +102,17 @@ void AddLayer(const ModelConfig& model, const LayerSpec& layer, double cache_byt
 
   cost.gemm_weights += hidden * (q + kv) + result * hidden;
   cost.gemm_row_values += (hidden + q + kv) + (result + hidden);
-  if (model.experts == 0) {
+  if (!sparse) {
     cost.gemm_weights += 3.0 * hidden * inner;
     cost.gemm_row_values += (hidden + 2.0 * inner) + (inner + hidden);
   } else {
     cost.gemm_weights += hidden * model.experts;  // the router
     cost.gemm_row_values += hidden + model.experts;
+    const double shared = model.shared_experts * ExpertWidth(model);  // every row visits these
+    if (shared > 0) {
+      cost.gemm_weights += 3.0 * hidden * shared;
+      cost.gemm_row_values += (hidden + 2.0 * shared) + (shared + hidden);
+    }
     cost.moe_layers += 1;
   }
 
@@ -117,7 +128,6 @@ void AddLayer(const ModelConfig& model, const LayerSpec& layer, double cache_byt
 Result<ModelCost> MakeModelCost(const ModelConfig& model, DType cache_dtype, DType weights_dtype) {
   if (Status s = CheckModel(model); !s.ok()) return s;
   const double hidden = static_cast<double>(model.hidden_size);
-  const double inner = static_cast<double>(model.intermediate_size);
   const double vocab = static_cast<double>(model.vocab_size);
   ModelCost cost;
   cost.layers = model.num_layers;
@@ -128,11 +138,15 @@ Result<ModelCost> MakeModelCost(const ModelConfig& model, DType cache_dtype, DTy
   if (model.experts > 0) {
     cost.experts = model.experts;
     cost.experts_per_token = model.experts_per_token;
+    const double inner = ExpertWidth(model);
     cost.expert_weights = 3.0 * hidden * inner;
     cost.expert_row_values = (hidden + 2.0 * inner) + (inner + hidden);
   }
+  // Which layers are sparse does not matter, only how many; a model that does not say has no
+  // others.
+  int sparse = model.experts == 0 ? 0 : model.moe_layers == 0 ? model.num_layers : model.moe_layers;
   for (const LayerSpec& layer : model.layers) {
-    AddLayer(model, layer, static_cast<double>(SizeOf(cache_dtype)), cost);
+    AddLayer(model, layer, sparse-- > 0, static_cast<double>(SizeOf(cache_dtype)), cost);
   }
   return cost;
 }

@@ -79,8 +79,8 @@ std::vector<Expected<Out>> RotatedHead(const typename In::Bits* x, int dim, int 
   for (int i = 0; i < rotary_dim / 2; ++i) {
     const int even = style == RopeStyle::kInterleaved ? 2 * i : i;
     const int odd = style == RopeStyle::kInterleaved ? 2 * i + 1 : i + rotary_dim / 2;
-    const long double a = In::Decode(x[even]);
-    const long double b = In::Decode(x[odd]);
+    const long double a = In::Decode(x[style == RopeStyle::kInterleavedToHalf ? 2 * i : even]);
+    const long double b = In::Decode(x[style == RopeStyle::kInterleavedToHalf ? 2 * i + 1 : odd]);
     result[even] = Component<Real, Out>(a, cos[i], -1, b, sin[i]);
     result[odd] = Component<Real, Out>(a, sin[i], +1, b, cos[i]);
     if constexpr (std::is_same_v<Real, F64>) {

@@ -56,6 +56,13 @@ AppendRopeParams ShapeOf(const reference::AppendRopeCase<In, Out>& c, bool defau
   p.num_positions = c.num_positions;
   p.num_slots = c.num_slots;
   p.block_size = c.block_size;
+  p.table_mask = c.table_mask;
+  if (!c.sections.empty()) {
+    p.position_sections = 3;
+    p.section_stride = c.tokens;
+    std::copy(c.sections.begin(), c.sections.end(), p.section_pairs);
+    p.section_layout = c.alternating_sections ? MropeLayout::kInterleaved : MropeLayout::kSectioned;
+  }
   if (default_strides) return p;
   SetStrides(c.k_strides, p.k_token_stride, p.k_head_stride);
   SetStrides(c.v_strides, p.v_token_stride, p.v_head_stride);
@@ -78,6 +85,7 @@ AppendOutcome<In, Out> RunAppend(Device device, const reference::AppendRopeCase<
       sin(device, c.sin, options.offset);
   DeviceVector<std::int64_t> slots(device, c.slots);
   DeviceVector<std::int32_t> positions(device, c.positions);
+  DeviceVector<std::uint32_t> table_choice(device, c.table_choice);
   DeviceVector<typename Out::Bits> k_cache(device, c.k_cache, options.offset);
   DeviceVector<typename Out::Bits> v_cache(device, c.v_cache, options.offset);
   DeviceVector<FaultRecord> fault(device, {FaultRecord{}});
@@ -90,6 +98,7 @@ AppendOutcome<In, Out> RunAppend(Device device, const reference::AppendRopeCase<
   p.q_out = options.q_in_place ? q.data() : q_out.data();
   p.slots = slots.data();
   p.positions = positions.data();
+  if (!c.table_choice.empty()) p.table_choice = table_choice.data();
   p.cos = reinterpret_cast<const float*>(cos.data());
   p.sin = reinterpret_cast<const float*>(sin.data());
   p.k_cache = k_cache.data();
@@ -135,6 +144,9 @@ struct AppendShape {
   bool heads_outermost = false;             // of a cache block
   int padded_percent = 0, bad_percent = 0;  // tokens with negative, with wrong slots or positions
   bool any_bits = false;
+  std::vector<int> sections = {};  // mrope
+  bool alternating_sections = false;
+  bool two_tables = false;
 };
 
 inline reference::InputStrides InputOf(int heads, int dim, std::int64_t pad) {
@@ -165,6 +177,8 @@ reference::AppendRopeCase<In, Out> MakeAppend(Random& random, const AppendShape&
   c.num_slots = s.blocks * s.block_size;
   c.num_positions = s.num_positions;
   c.style = s.style;
+  c.sections = s.sections;
+  c.alternating_sections = s.alternating_sections;
   c.k_strides = InputOf(s.kv_heads, s.k_dim, s.stride_pad);
   c.v_strides = InputOf(s.kv_heads, s.v_dim, s.stride_pad);
   c.q_strides = InputOf(s.q_heads, s.k_dim, s.stride_pad);
@@ -174,8 +188,9 @@ reference::AppendRopeCase<In, Out> MakeAppend(Random& random, const AppendShape&
   c.v = random.Numbers<In>(s.tokens * c.v_strides.token, s.any_bits);
   c.q = random.Numbers<In>(s.tokens * c.q_strides.token, s.any_bits);
   c.q_out.assign(c.q.size(), static_cast<typename In::Bits>(In::kExponentMask | 0x2A));
-  c.cos = random.Numbers<reference::F32>(s.num_positions * (s.rotary_dim / 2), s.any_bits);
-  c.sin = random.Numbers<reference::F32>(s.num_positions * (s.rotary_dim / 2), s.any_bits);
+  const std::int64_t table = (s.two_tables ? 2 : 1) * s.num_positions * (s.rotary_dim / 2);
+  c.cos = random.Numbers<reference::F32>(table, s.any_bits);
+  c.sin = random.Numbers<reference::F32>(table, s.any_bits);
   const auto poison = static_cast<typename Out::Bits>(Out::kExponentMask | 0x55);
   c.k_cache.assign(static_cast<std::size_t>(s.blocks * c.k_cache_strides.block), poison);
   c.v_cache.assign(static_cast<std::size_t>(s.blocks * c.v_cache_strides.block), poison);
@@ -199,6 +214,18 @@ reference::AppendRopeCase<In, Out> MakeAppend(Random& random, const AppendShape&
     }
     c.slots.push_back(slot);
     c.positions.push_back(static_cast<std::int32_t>(position));
+  }
+  // The other two positions of each token, a few of them wrong too.
+  for (std::int64_t n = 0; !s.sections.empty() && n < 2 * s.tokens; ++n) {
+    const bool bad = random.Chance(s.bad_percent);
+    c.positions.push_back(bad ? random.OneOf<std::int32_t>({-7, INT32_MAX})
+                              : static_cast<std::int32_t>(random.Between(0, s.num_positions - 1)));
+  }
+  if (s.two_tables) {
+    c.table_mask = 1U << random.Between(0, 31);
+    for (std::int64_t t = 0; t < s.tokens; ++t) {
+      c.table_choice.push_back(random.Chance(50) ? c.table_mask : ~c.table_mask);
+    }
   }
   return c;
 }

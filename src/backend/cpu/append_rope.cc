@@ -2,6 +2,7 @@
 #include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/rotate.h"
 #include "backend/dispatch.h"
+#include "backend/sections.h"
 
 namespace lariat::cpu {
 namespace {
@@ -17,28 +18,47 @@ class Appender {
     const bool turns = p_.rotary_dim > 0;
     // A token that stores nothing and has no q needs no position, so it is not looked at.
     const bool needs_position = turns && (slot >= 0 || p_.q_heads > 0);
-    const std::int64_t position = needs_position ? p_.positions[t] : 0;
-    const bool position_ok = !needs_position || (position >= 0 && position < p_.num_positions);
+    Rows rows;
+    std::int64_t bad_position = 0;
+    const bool position_ok = !needs_position || FindRows(t, rows, bad_position);
     if (slot >= p_.num_slots) {
       RecordFault(Record(), FaultKind::kSlot, t, slot);
     } else if (!position_ok) {
-      RecordFault(Record(), FaultKind::kPosition, t, position);
+      RecordFault(Record(), FaultKind::kPosition, t, bad_position);
     }
     const int rotary_dim = position_ok ? p_.rotary_dim : 0;
-    if (slot >= 0 && slot < p_.num_slots && position_ok) Store(t, slot, position);
+    if (slot >= 0 && slot < p_.num_slots && position_ok) Store(t, slot, rows);
     for (std::int64_t head = 0; head < p_.q_heads; ++head) {
       const std::int64_t at = t * p_.q_token_stride + head * p_.q_head_stride;
-      Turn(static_cast<const In*>(p_.q) + at, static_cast<In*>(p_.q_out) + at, position,
-           rotary_dim);
+      Turn(static_cast<const In*>(p_.q) + at, static_cast<In*>(p_.q_out) + at, rows, rotary_dim);
     }
   }
 
  private:
+  // Where a token's rows of cos and sin begin, one for each section.
+  struct Rows {
+    std::int64_t at[3] = {0, 0, 0};
+  };
+
+  // False: a position is out of range.
+  bool FindRows(std::int64_t t, Rows& rows, std::int64_t& bad) const {
+    const bool second = p_.table_choice != nullptr && (p_.table_choice[t] & p_.table_mask) != 0;
+    for (int section = 0; section < p_.position_sections; ++section) {
+      const std::int64_t position = p_.positions[section * p_.section_stride + t];
+      if (position < 0 || position >= p_.num_positions) {
+        bad = position;
+        return false;
+      }
+      rows.at[section] = (position + (second ? p_.num_positions : 0)) * (p_.rotary_dim / 2);
+    }
+    return true;
+  }
+
   FaultRecord* Record() const {
     return p_.fault_indirect != nullptr ? *p_.fault_indirect : p_.fault;
   }
 
-  void Store(std::int64_t t, std::int64_t slot, std::int64_t position) const {
+  void Store(std::int64_t t, std::int64_t slot, const Rows& rows) const {
     const std::int64_t block = slot / p_.block_size;
     const std::int64_t row = slot % p_.block_size;
     const auto* k = static_cast<const In*>(p_.k) + t * p_.k_token_stride;
@@ -46,17 +66,23 @@ class Appender {
     auto* k_row = static_cast<Out*>(p_.k_cache) + block * p_.k_block_stride + row * p_.k_row_stride;
     auto* v_row = static_cast<Out*>(p_.v_cache) + block * p_.v_block_stride + row * p_.v_row_stride;
     for (std::int64_t head = 0; head < p_.kv_heads; ++head) {
-      Turn(k + head * p_.k_head_stride, k_row + head * p_.k_cache_head_stride, position,
-           p_.rotary_dim);
+      Turn(k + head * p_.k_head_stride, k_row + head * p_.k_cache_head_stride, rows, p_.rotary_dim);
       MoveElements(v + head * p_.v_head_stride, v_row + head * p_.v_cache_head_stride, p_.v_dim);
     }
   }
 
   template <class To>
-  void Turn(const In* src, To* dst, std::int64_t position, int rotary_dim) const {
-    if (rotary_dim > 0) {
-      const std::int64_t at = position * (rotary_dim / 2);
-      RotateHead(src, dst, p_.cos + at, p_.sin + at, rotary_dim, p_.style);
+  void Turn(const In* src, To* dst, const Rows& rows, int rotary_dim) const {
+    if (rotary_dim > 0 && p_.position_sections == 1) {
+      RotateHead(src, dst, p_.cos + rows.at[0], p_.sin + rows.at[0], rotary_dim, p_.style);
+    } else if (rotary_dim > 0) {
+      const int pairs = rotary_dim / 2;
+      const PairPlaces from = PlacesOf(p_.style == RopeStyle::kHalf, pairs);
+      const PairPlaces to = PlacesOf(p_.style != RopeStyle::kInterleaved, pairs);
+      for (int i = 0; i < pairs; ++i) {
+        const std::int64_t at = rows.at[SectionOf(p_.section_pairs, p_.section_layout, i)] + i;
+        RotatePair(src, from, dst, to, i, p_.cos[at], p_.sin[at]);
+      }
     }
     MoveElements(src + rotary_dim, dst + rotary_dim, p_.k_dim - rotary_dim);
   }

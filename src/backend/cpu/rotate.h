@@ -9,24 +9,38 @@
 
 namespace lariat::cpu {
 
+// Where the elements of a pair stand: its first at i * step, its second at i * step + partner.
+struct PairPlaces {
+  int step;
+  int partner;
+};
+inline PairPlaces PlacesOf(bool half, int pairs) {
+  return half ? PairPlaces{1, pairs} : PairPlaces{2, 1};
+}
+
+// Turns pair i of one head. Compiled with -ffp-contract=off: each product and sum rounds on its
+// own.
+template <class In, class Out>
+void RotatePair(const In* src, PairPlaces from, Out* dst, PairPlaces to, int i,
+                typename Element<In>::Real c, typename Element<In>::Real s) {
+  using Real = typename Element<In>::Real;
+  const Real x = Element<In>::Load(src[i * from.step]);
+  const Real y = Element<In>::Load(src[i * from.step + from.partner]);
+  dst[i * to.step] = Element<Out>::Store(x * c - y * s);
+  dst[i * to.step + to.partner] = Element<Out>::Store(x * s + y * c);
+}
+
 // Turns the pairs of one head: dst[0, rotary_dim) from src; the rest is not touched.
 //   cos, sin: [rotary_dim / 2]
-// dst may be src. Compiled with -ffp-contract=off: each product and sum rounds on its own.
+// dst may be src, but for kInterleavedToHalf.
 template <class In, class Out, class Table>
 void RotateHead(const In* src, Out* dst, const Table* cos, const Table* sin, int rotary_dim,
                 RopeStyle style) {
-  using Real = typename Element<In>::Real;
   const int pairs = rotary_dim / 2;
-  const bool half = style == RopeStyle::kHalf;
-  const int step = half ? 1 : 2;         // from one pair's first element to the next pair's
-  const int partner = half ? pairs : 1;  // from a pair's first element to its second
+  const PairPlaces from = PlacesOf(style == RopeStyle::kHalf, pairs);
+  const PairPlaces to = PlacesOf(style != RopeStyle::kInterleaved, pairs);
   for (int i = 0; i < pairs; ++i) {
-    const Real x = Element<In>::Load(src[i * step]);
-    const Real y = Element<In>::Load(src[i * step + partner]);
-    const Real c = Element<Table>::Load(cos[i]);
-    const Real s = Element<Table>::Load(sin[i]);
-    dst[i * step] = Element<Out>::Store(x * c - y * s);
-    dst[i * step + partner] = Element<Out>::Store(x * s + y * c);
+    RotatePair(src, from, dst, to, i, Element<Table>::Load(cos[i]), Element<Table>::Load(sin[i]));
   }
 }
 

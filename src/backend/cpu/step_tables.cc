@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cstddef>
 
 #include "backend/cpu/cpu_backend.h"
 
@@ -13,7 +14,11 @@ void BuildEntry(const StepTablesParams& p, const StepEntry& entry, const std::in
     const std::int32_t n = entry.start + i;
     const std::int64_t block = row[n / p.block_size];
     p.slots[entry.first_row + i] = block * p.block_size + n % p.block_size;
-    p.positions[entry.first_row + i] = entry.position_word < 0 ? n : words[entry.position_word + i];
+    for (int section = 0; section < p.position_sections; ++section) {
+      p.positions[section * p.section_stride + entry.first_row + i] =
+          entry.position_word < 0 ? n : words[entry.position_word + section * entry.count + i];
+    }
+    if (p.rope_choice != nullptr) p.rope_choice[entry.first_row + i] = entry.rope_choice;
   }
 }
 
@@ -51,7 +56,13 @@ void BuildStepTables(const StepTablesParams& p) {
   }
   p.cu_seqlens[header.padded_sequences] = header.num_tokens;
   std::fill(p.slots + header.num_tokens, p.slots + header.padded_tokens, -1);
-  std::fill(p.positions + header.num_tokens, p.positions + header.padded_tokens, 0);
+  for (int section = 0; section < p.position_sections; ++section) {
+    std::int32_t* positions = p.positions + section * p.section_stride;
+    std::fill(positions + header.num_tokens, positions + header.padded_tokens, 0);
+  }
+  if (p.rope_choice != nullptr) {
+    std::fill(p.rope_choice + header.num_tokens, p.rope_choice + header.padded_tokens, 0U);
+  }
   if (p.fault != nullptr) *p.fault = header.fault;
 }
 

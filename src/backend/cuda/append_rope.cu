@@ -54,6 +54,8 @@ struct Args {
   char* q_out;
   const std::int64_t* slots;
   const std::int32_t* positions;
+  const std::uint32_t* table_choice;  // null: one table
+  std::uint32_t table_mask;
   const float* cos;
   const float* sin;
   FaultRecord* fault;
@@ -104,6 +106,7 @@ struct Token {
   std::uint32_t index;
   std::int64_t slot;
   std::int32_t position;
+  bool second_table;
   bool in_table;  // the position is; true where nothing turns
   bool stores;
 };
@@ -170,10 +173,11 @@ struct RopeUnit {
 
   template <class Out, class Stride>
   __device__ __forceinline__ Pack<Out, 2 * P> Turned(const Args<Stride>& a,
-                                                     std::int32_t position) const {
-    const std::uint64_t at = std::uint64_t{static_cast<std::uint32_t>(position)} *
-                                 static_cast<std::uint32_t>(a.rotary_pairs) +
-                             static_cast<std::uint32_t>(pair);
+                                                     const Token& token) const {
+    const std::uint64_t row = std::uint64_t{static_cast<std::uint32_t>(token.position)} +
+                              (token.second_table ? a.num_positions : 0);
+    const std::uint64_t at =
+        row * static_cast<std::uint32_t>(a.rotary_pairs) + static_cast<std::uint32_t>(pair);
     const Table<float, P> c = LoadTable<P>(a.cos + at, a.pin_tables);
     const Table<float, P> s = LoadTable<P>(a.sin + at, a.pin_tables);
     return TurnPairs<Out, P>(data, c, s, kAlternate);
@@ -193,6 +197,8 @@ __global__ void __launch_bounds__(kThreads)
   // though a padded token will not need them.
   token.slot = LoadEarly(a.slots + token.index);
   token.position = a.rotary_pairs > 0 ? LoadEarly(a.positions + token.index) : 0;
+  token.second_table =
+      a.table_choice != nullptr && (a.table_choice[token.index] & a.table_mask) != 0;
 
   if (unit < a.v_begin) {
     const Place place = Split<P>(a.k_units, unit);
@@ -203,7 +209,7 @@ __global__ void __launch_bounds__(kThreads)
     if (!token.stores) return;
     Out* to = reinterpret_cast<Out*>(HeadAt(a, a.k_cache, token.slot, place.head));
     if (k.turns) {
-      SavePairs<P>(k.template Turned<Out>(a, token.position), kAlternate, to + k.x, to + k.y);
+      SavePairs<P>(k.template Turned<Out>(a, token), kAlternate, to + k.x, to + k.y);
     } else {
       SavePairs<P>(Convert<Out>(k.data), true, to + k.x, to + k.y);
     }
@@ -224,7 +230,7 @@ __global__ void __launch_bounds__(kThreads)
     In* to = reinterpret_cast<In*>(a.q_out + at);
     Judge(a, token);
     if (q.turns && token.in_table) {
-      SavePairs<P>(q.template Turned<In>(a, token.position), kAlternate, to + q.x, to + q.y);
+      SavePairs<P>(q.template Turned<In>(a, token), kAlternate, to + q.x, to + q.y);
     } else {
       SavePairs<P>(q.data, q.alternate, to + q.x, to + q.y);
     }
@@ -275,6 +281,8 @@ Args<Stride> MakeArgs(const AppendRopeParams& p, int pairs_per_unit) {
   a.q_out = static_cast<char*>(p.q_out);
   a.slots = p.slots;
   a.positions = p.positions;
+  a.table_choice = p.rotary_dim > 0 ? p.table_choice : nullptr;
+  a.table_mask = p.table_mask;
   a.cos = p.cos;
   a.sin = p.sin;
   a.fault = p.fault;
@@ -316,6 +324,9 @@ cudaError_t LaunchWidth(const AppendRopeParams& p, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t AppendRope(const AppendRopeParams& p, cudaStream_t stream) {
+  if (p.rotary_dim > 0 && (p.position_sections != 1 || p.style == RopeStyle::kInterleavedToHalf)) {
+    return AppendRopeSections(p, stream);
+  }
   const bool wide = Wide(p);
   return WithAppendTypes(p.in_dtype, p.dtype, [&](auto in, auto out) {
     using In = typename decltype(in)::type;

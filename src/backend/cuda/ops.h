@@ -10,6 +10,8 @@ namespace lariat::cuda {
 // error. Parameters are as a Backend gets them.
 cudaError_t RopeUpdate(const RopeUpdateParams& params, cudaStream_t stream);
 cudaError_t AppendRope(const AppendRopeParams& params, cudaStream_t stream);
+// AppendRope in full: with three positions a token, and orders of elements that change.
+cudaError_t AppendRopeSections(const AppendRopeParams& params, cudaStream_t stream);
 cudaError_t BuildStepTables(const StepTablesParams& params, cudaStream_t stream);
 
 }  // namespace lariat::cuda

@@ -49,7 +49,11 @@ __device__ __forceinline__ void BuildEntry(const StepTablesParams& p, const Step
     const std::int32_t block = n / p.block_size;
     p.slots[entry.first_row + i] =
         std::int64_t{table.At(block)} * p.block_size + (n - block * p.block_size);
-    p.positions[entry.first_row + i] = entry.position_word < 0 ? n : words[entry.position_word + i];
+    for (int section = 0; section < p.position_sections; ++section) {
+      p.positions[section * p.section_stride + entry.first_row + i] =
+          entry.position_word < 0 ? n : words[entry.position_word + section * entry.count + i];
+    }
+    if (p.rope_choice != nullptr) p.rope_choice[entry.first_row + i] = entry.rope_choice;
   }
   const std::int32_t length = entry.start + entry.count;
   const std::int32_t used = (length - 1) / p.block_size + 1;
@@ -75,7 +79,10 @@ __device__ __forceinline__ void BuildRest(const StepTablesParams& p) {
   const auto step = static_cast<std::int32_t>(gridDim.x * gridDim.y * kThreads);
   for (std::int32_t i = header.num_tokens + thread; i < header.padded_tokens; i += step) {
     p.slots[i] = -1;
-    p.positions[i] = 0;
+    for (int section = 0; section < p.position_sections; ++section) {
+      p.positions[section * p.section_stride + i] = 0;
+    }
+    if (p.rope_choice != nullptr) p.rope_choice[i] = 0;
   }
   if (thread == 0) {
     p.cu_seqlens[header.padded_sequences] = header.num_tokens;
