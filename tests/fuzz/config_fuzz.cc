@@ -12,8 +12,9 @@ namespace {
 void CheckModel(const ModelConfig& model) {
   Check(model.num_layers >= 1 && std::ssize(model.layers) == model.num_layers,
         "there are as many layers as it says");
-  Check(model.hidden_size >= 1 && model.vocab_size >= 1 && model.q_heads >= 1,
-        "sizes are positive");
+  Check(model.hidden_size >= 0 && model.vocab_size >= 0 && model.intermediate_size >= 0 &&
+            model.q_heads >= 1 && model.max_position_embeddings >= 0,
+        "sizes are not negative");
   for (const LayerSpec& layer : model.layers) {
     Check(layer.rope >= -1 && layer.rope < std::ssize(model.ropes), "a layer's rope is there");
     Check(layer.kv_heads >= 0 && layer.k_dim >= 0 && layer.v_dim >= 0 && layer.window >= 0,
