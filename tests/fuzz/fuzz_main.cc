@@ -206,7 +206,10 @@ Options ReadOptions(int argc, char** argv) {
       const std::uint64_t value = std::stoull(argv[++i]);
       if (flag == "--runs") options.runs = value;
       if (flag == "--seed") options.seed = value;
-      if (flag == "--only") options.only = value, options.has_only = true;
+      if (flag == "--only") {
+        options.only = value;
+        options.has_only = true;
+      }
     }
   }
   return options;
