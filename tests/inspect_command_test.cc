@@ -107,7 +107,7 @@ TEST_CASE("Every key is always there, null where it does not apply", "[inspect]"
   }
 }
 
-TEST_CASE("--dtype and --memory: bytes, tokens, blocks and sequences", "[inspect]") {
+TEST_CASE("Option dtype and --memory: bytes, tokens, blocks and sequences", "[inspect]") {
   // 32 layers * 2 * 8 heads * 128 elements: 131072 bytes in 16 bits, twice that in 32.
   CHECK(Inspect("llama-3.1-8b").at("kv_bytes_per_token") == 131072);
   CHECK(Inspect("llama-3.1-8b --dtype fp32").at("kv_bytes_per_token") == 262144);
@@ -130,7 +130,7 @@ TEST_CASE("--dtype and --memory: bytes, tokens, blocks and sequences", "[inspect
   CHECK(mla.out.find("hold 238 blocks of 64 tokens") != std::string::npos);
 }
 
-TEST_CASE("--rope prints the rows that the cache turns by", "[inspect]") {
+TEST_CASE("Option rope prints the rows that the cache turns by", "[inspect]") {
   const Json rope = Inspect("tinyllama-1.1b --rope --positions 0,1,257").at("rope");
   CHECK(rope.at("attention_factor") == 1.0);
   CHECK(rope.at("softmax_scale_factor") == 1.0);
@@ -152,7 +152,7 @@ TEST_CASE("--rope prints the rows that the cache turns by", "[inspect]") {
   CHECK(text.out.find("0.540302277     0.841470957") != std::string::npos);
 }
 
-TEST_CASE("--length chooses the table where the type depends on it", "[inspect]") {
+TEST_CASE("Option length chooses the table where the type depends on it", "[inspect]") {
   const std::string config = kOwn + "phi3_longrope.json --rope ";
   // theta 10000 over 8 elements; pair 3 turns by 10^-3, divided by its factor, 2.5 or 8.
   const auto last = [&](const std::string& arguments) {
@@ -176,7 +176,7 @@ TEST_CASE("The softmax scale factor is DeepSeek's alone", "[inspect]") {
   CHECK(Agree(oss.at("attention_factor"), 1.34657359028));
 }
 
-TEST_CASE("--list names every preset, and each can be inspected", "[inspect]") {
+TEST_CASE("Option list names every preset, and each can be inspected", "[inspect]") {
   const CommandResult text = RunLariat("inspect --list");
   CHECK(text.exit_code == 0);
   const CommandResult json = RunLariat("inspect --list --json -");
