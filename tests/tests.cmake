@@ -8,7 +8,7 @@ lariat_test(safetensors_test SOURCES safetensors_test.cc SESSION)
 lariat_test(presets_test SOURCES presets_test.cc SESSION)
 lariat_test(hf_config_test SOURCES hf_config_test.cc SESSION)
 lariat_test(cases_config_test SOURCES cases_config_test.cc SESSION)
-lariat_test(trace_test SOURCES trace_test.cc trace_errors_test.cc SESSION)
+lariat_test(trace_test SOURCES trace_test.cc trace_errors_test.cc trace_formats_test.cc SESSION)
 lariat_test(cache_random_test SOURCES cache_random_test.cc support/random_calls.cc
             reference/cache_model.cc reference/cache_model_steps.cc)
 lariat_test(cache_steps_test SOURCES cache_steps_test.cc cache_steps_random_test.cc
@@ -22,7 +22,8 @@ lariat_test(session_test SOURCES session_test.cc session_api_test.cc SESSION)
 lariat_test(cache_random_slow_test SOURCES cache_random_test.cc support/random_calls.cc
             reference/cache_model.cc reference/cache_model_steps.cc LABEL slow TIMEOUT 1200)
 target_compile_definitions(cache_random_slow_test PRIVATE LARIAT_RANDOM_OPERATIONS=1000000)
-lariat_test(simulate_test SOURCES simulate_test.cc simulate_check_test.cc SESSION)
+lariat_test(simulate_test SOURCES simulate_test.cc simulate_check_test.cc simulate_turns_test.cc
+            SESSION)
 lariat_test(shared_trace_test SOURCES shared_trace_test.cc SESSION TIMEOUT 600)
 if(TARGET lariat_tool)
   lariat_test(simulate_command_test SOURCES simulate_command_test.cc SESSION)
