@@ -65,6 +65,9 @@ class Rank {
   KVCache& cache() { return *cache_; }
   Stream stream() const { return stream_; }
 
+  void LateUntil(int* flag) {
+    if (mode_ == Mode::kGraph) Must(testing::SpinUntil(stream_, flag));
+  }
   void Late(double milliseconds) {
     if (mode_ == Mode::kGraph) Must(testing::Spin(stream_, milliseconds));
   }
@@ -310,7 +313,11 @@ TEST_CASE("Two steps in flight and a cancel on a late GPU stream", "[cuda]") {
     REQUIRE(ranks.Run({{a, 8, 0, {}}, {b, i < 3 ? 8 : 1, 0, {}}}));
     ranks.Commit({});
   }
-  ranks[2].Late(500.0);
+  Result<DeviceBuffer> flag = gpu->Allocate(MemoryKind::kMappedHost, sizeof(int));
+  REQUIRE(flag.ok());
+  auto* const go = static_cast<volatile int*>(flag->data());
+  *go = 0;
+  ranks[2].LateUntil(static_cast<int*>(flag->data()));
   REQUIRE(ranks.Run({{a, 1, 0, {}}, {b, 1, 0, {}}}));
   REQUIRE(ranks.Run({{a, 1, 0, {}}, {b, 1, 0, {}}}));
   REQUIRE(ranks.All([&](Rank& rank) { return rank.cache().Close(a); }) == Code::kOk);
@@ -319,8 +326,11 @@ TEST_CASE("Two steps in flight and a cancel on a late GPU stream", "[cuda]") {
   // A newcomer takes a's blocks while the stream has not begun with its last readers.
   const SequenceId c = ranks.Open(CaseCache::Range(500, 44));
   for (int i = 0; i < 3; ++i) {
-    // (The third plan comes round to the staging of the first late step, and waits for the stream.)
-    if (i == 2) CHECK(ranks[2].cache().Poll()->pending_events == 4);
+    if (i == 2) {
+      // The third plan comes round to the staging of the first late step, and waits for it.
+      CHECK(ranks[2].cache().Poll()->pending_events == 4);
+      *go = 1;
+    }
     REQUIRE(ranks.Run({{c, 15, 0, {}}, {b, 1, 0, {}}}));
     ranks.Commit({});
   }

@@ -67,12 +67,13 @@ KVCache::Impl::Impl(const CacheConfig& config_in, Device device_in,
 }
 
 KVCache::Impl::~Impl() {
-  bool any = false;
-  for (const StepRecord& record : ring) any = any || record.plan.id != 0;
-  if (any) (void)device.Synchronize(last_stream);
+  // The streams of steps that ended belong to callers and may be gone.
+  if (manager.live_steps() > 0) (void)device.Synchronize(last_stream);
   for (StepRecord& record : ring) {
+    if (record.event_pending) (void)WaitFor(record.event);
     if (record.event.handle != nullptr) device.DestroyEvent(record.event);
   }
+  if (side_stream) device.DestroyStream(*side_stream);
 }
 
 Status KVCache::Impl::CreateEvents() {
@@ -81,7 +82,15 @@ Status KVCache::Impl::CreateEvents() {
     if (!event.ok()) return event.status();
     record.event = *event;
   }
+  Result<Stream> stream = device.CreateStream();
+  if (!stream.ok()) return stream.status();
+  side_stream = *stream;
   return {};
+}
+
+Status KVCache::Impl::WaitFor(Event event) {
+  if (Status s = device.Wait(*side_stream, event); !s.ok()) return s;
+  return device.Synchronize(*side_stream);
 }
 
 void KVCache::Impl::Publish() {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,6 +32,10 @@ struct KVCache::Impl {
        const blocks::ManagerConfig& manager);
   ~Impl();
   Status CreateEvents();
+  // Makes the host wait for an event, whatever became of the stream that it was recorded on.
+  Status WaitFor(Event event);
+  // A stream behind all device work so far, to read rows on.
+  Result<Stream> ReadingStream();
 
   // The record of a step's id, or null once it has ended.
   StepRecord* Find(std::uint64_t id);
@@ -69,8 +74,9 @@ struct KVCache::Impl {
   blocks::BlockManager manager;
 
   std::vector<StepRecord> ring;
-  std::uint64_t last_prepared = 0;        // id
-  Stream last_stream;                     // of the last step that was prepared
+  std::uint64_t last_prepared = 0;  // id
+  Stream last_stream;  // of the last step that was prepared; may be gone once all ended
+  std::optional<Stream> side_stream;      // the cache's own, for waiting and reading
   Event last_event;                       // of the last step that ended; null: none yet
   std::vector<storage::BlockMove> moves;  // scratch
   std::vector<StepFault> faults;          // harvested, not reported yet

@@ -39,7 +39,7 @@ Result<StepRecord*> KVCache::Impl::AcquireRecord() {
     Result<bool> passed = device.Query(oldest->event);
     if (!passed.ok()) return passed.status();
     if (!*passed) {
-      if (Status waited = device.Synchronize(oldest->stream); !waited.ok()) return waited;
+      if (Status waited = WaitFor(oldest->event); !waited.ok()) return waited;
     }
     Harvest(*oldest);
   }
@@ -74,7 +74,8 @@ Status KVCache::Impl::Prepare(std::uint64_t id, Stream stream) {
     return InvalidArgument(Name(id) + " is prepared already");
   }
   if (Status s = CheckStream(stream); !s.ok()) return s;
-  if (!(stream == last_stream) && last_event.handle != nullptr) {
+  // Even on a stream of the same handle, which may be a new one.
+  if (manager.live_steps() == 0 && last_event.handle != nullptr) {
     if (Status s = device.Wait(stream, last_event); !s.ok()) return s;
   }
   PlannedStep& plan = record->plan;
@@ -278,6 +279,15 @@ Result<PollReport> KVCache::Impl::Poll() {
   return report;
 }
 
+Result<Stream> KVCache::Impl::ReadingStream() {
+  // Copies that a live step started may hold settled rows.
+  if (manager.live_steps() > 0) return last_stream;
+  if (last_event.handle != nullptr) {
+    if (Status s = device.Wait(*side_stream, last_event); !s.ok()) return s;
+  }
+  return *side_stream;
+}
+
 Status KVCache::Impl::ReadRows(SequenceId id, int layer, std::int64_t first, std::int64_t count,
                                void* k, void* v) {
   const auto found = manager.Get(id);
@@ -297,6 +307,8 @@ Status KVCache::Impl::ReadRows(SequenceId id, int layer, std::int64_t first, std
     return Unsupported("ReadRows: the null backend holds no rows");
   }
   const storage::LayerPlanes& planes = storage.layout().layers()[static_cast<std::size_t>(layer)];
+  const Result<Stream> stream = ReadingStream();
+  if (!stream.ok()) return stream.status();
   const int block_size = config.block_size;
   for (std::int64_t at = first; at < first + count;) {
     const auto row = static_cast<int>(at % block_size);
@@ -307,13 +319,13 @@ Status KVCache::Impl::ReadRows(SequenceId id, int layer, std::int64_t first, std
     };
     const std::int32_t block = sequence.table[static_cast<std::size_t>(at / block_size)];
     if (Status s = storage.ReadRows(layer, block, row, rows, offset(k, planes.k.row_bytes),
-                                    offset(v, planes.v.row_bytes), last_stream);
+                                    offset(v, planes.v.row_bytes), *stream);
         !s.ok()) {
       return s;
     }
     at += rows;
   }
-  return device.Synchronize(last_stream);
+  return device.Synchronize(*stream);
 }
 
 // --- The handle -------------------------------------------------------------------------------

@@ -42,6 +42,16 @@ __global__ void SpinKernel(std::int64_t nanoseconds) {
   } while (static_cast<std::int64_t>(now - begin) < nanoseconds);
 }
 
+// Ends by itself after a minute, so that a test that fails before it sets the flag ends too.
+__global__ void SpinFlagKernel(const volatile int* flag) {
+  std::uint64_t begin, now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+  do {
+    __nanosleep(1000);
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  } while (*flag == 0 && now - begin < 60'000'000'000);
+}
+
 }  // namespace
 
 void GatherOnHost(const GatherParams& params) {
@@ -58,6 +68,11 @@ const char* GatherOnDevice(const GatherParams& params, Stream stream) {
 
 const char* Spin(Stream stream, double milliseconds) {
   SpinKernel<<<1, 1, 0, Of(stream)>>>(static_cast<std::int64_t>(milliseconds * 1e6));
+  return Text(cudaGetLastError());
+}
+
+const char* SpinUntil(Stream stream, int* flag) {
+  SpinFlagKernel<<<1, 1, 0, Of(stream)>>>(flag);
   return Text(cudaGetLastError());
 }
 

@@ -25,6 +25,8 @@ void GatherOnHost(const GatherParams& params);
 const char* GatherOnDevice(const GatherParams& params, Stream stream);
 // Keeps the stream busy, so that all behind it is late.
 const char* Spin(Stream stream, double milliseconds);
+// The same until *flag is not 0. flag: mapped host memory.
+const char* SpinUntil(Stream stream, int* flag);
 
 // Work captured once from a stream, to be launched many times.
 class Graph {
