@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "fuzz/fuzz.h"
-#include "model/safetensors.h"
+#include "lariat/safetensors.h"
 
 namespace lariat::fuzz {
 namespace {
