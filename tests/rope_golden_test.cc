@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "lariat/rope.h"
-#include "model/safetensors.h"
+#include "lariat/safetensors.h"
 #include "support/catch.h"
 
 namespace lariat {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The safetensors reader on files made here, whole and broken.
-#include "model/safetensors.h"
+#include "lariat/safetensors.h"
 
 #include <bit>
 #include <cmath>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The `lariat` command as a script sees it: exit codes, streams, documents, messages.
 #include <algorithm>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -213,6 +214,7 @@ TEST_CASE("Bad usage is exit 2, says what, and leaves stdout empty", "[command]"
            {"--backend null --max-length 1k", "--max-length = 1k"},
            {"--backend null --concurrency 2 --sequential", "--sequential"},
            {"--backend null --rate 2", "--workload"},
+           {"--backend null --follow-turns", "--workload"},
            {"--backend null --device nosuch", "nosuch"},
            {"--backend null --dtype int8", "int8"},
            {"--backend null --policy fifo", "fifo"},
@@ -248,12 +250,51 @@ TEST_CASE("What is not built says so by name", "[command]") {
     const std::string flag(arguments, std::string(arguments).find(' '));
     CHECK(result.err.find(flag) != std::string::npos);
   }
-  for (const char* format : {"burstgpt", "bailian"}) {
-    const CommandResult result =
-        RunLariat("simulate " + kSmall + " --backend null --format " + format);
-    CHECK(result.exit_code == 2);
-    CHECK(result.err.find("not built in this version") != std::string::npos);
+}
+
+TEST_CASE("BurstGPT and Bailian traces, told and named", "[command]") {
+  const std::string data = LARIAT_TEST_DATA;
+  for (const char* format : {"", " --format burstgpt"}) {
+    const CommandResult result = RunLariat("simulate --trace " + data + "/burstgpt_small.csv" +
+                                           format + " --backend null --json -");
+    REQUIRE(result.exit_code == 0);
+    CHECK(result.err.find("burstgpt_small.csv:6: Response tokens: is '0'") != std::string::npos);
+    const ordered_json doc = ordered_json::parse(result.out);
+    CHECK(doc["trace"].dump() ==
+          R"({"requests":7,"input_tokens":1200,"output_tokens":120,"bad_lines":3})");
+    CHECK(doc["prefix"].is_null());
   }
+  for (const char* format : {"", " --format bailian"}) {
+    const CommandResult result = RunLariat("simulate --trace " + data + "/bailian_small.jsonl" +
+                                           format + " --sequential --backend null --json -");
+    REQUIRE(result.exit_code == 0);
+    const ordered_json doc = ordered_json::parse(result.out);
+    CHECK(doc["trace"].dump() ==
+          R"({"requests":9,"input_tokens":411,"output_tokens":27,"bad_lines":1})");
+    CHECK(doc["prefix"]["hit_tokens"] == 256);
+  }
+  for (const char* file : {"burstgpt_small.csv", "bailian_small.jsonl"}) {
+    CHECK(
+        RunLariat("simulate --trace " + data + "/" + file + " --strict --backend null").exit_code ==
+        2);
+  }
+}
+
+TEST_CASE("A turn waits with --follow-turns, which says where there is none", "[command]") {
+  const TempFolder folder;
+  const std::string trace = folder.File("t.jsonl");
+  std::ofstream(trace) << "{\"arrival_ms\":0,\"prompt\":[1,2],\"output_length\":9,\"session\":1}\n"
+                       << "{\"arrival_ms\":0,\"prompt\":[1,3],\"output_length\":9,\"session\":1}\n";
+  const std::string run = "--trace " + trace + " --backend null";
+  CHECK(Json(run)["steps"] == 9);
+  CHECK(Json(run + " --follow-turns")["steps"] == 18);
+  CHECK(Json(run + " --follow-turns --concurrency 2")["steps"] == 18);
+  CHECK(Json(run + " --concurrency 2")["steps"] == 9);
+
+  const CommandResult none =
+      RunLariat("simulate " + kSmall + kModel + " --backend null --follow-turns");
+  CHECK(none.exit_code == 0);
+  CHECK(none.err.find("--follow-turns") != std::string::npos);
 }
 
 TEST_CASE("Help and version are exit 0", "[command]") {
@@ -265,7 +306,8 @@ TEST_CASE("Help and version are exit 0", "[command]") {
                            "--memory",       "--unlimited",   "--policy",        "--preempt",
                            "--reuse",        "--max-batch",   "--prefill-chunk", "--max-length",
                            "--seed",         "--check",       "--inject-fault",  "--at",
-                           "--requests-out", "--json",        "--backend",       "--strict"}) {
+                           "--requests-out", "--json",        "--backend",       "--strict",
+                           "--follow-turns"}) {
     INFO(flag);
     CHECK(help.out.find(flag) != std::string::npos);
   }

@@ -16,37 +16,6 @@ using namespace lariat_test;
 
 namespace {
 
-struct BadLine {
-  std::string line;
-  std::string field;
-  std::string text;  // part of the reason
-};
-
-// Puts each bad line between two good ones: it alone is left out, and blamed on its field.
-void CheckBadLines(TraceFormat format, const std::string& head, const std::string& good,
-                   const std::vector<BadLine>& cases) {
-  const std::int64_t line = head.empty() ? 2 : 3;
-  for (const BadLine& bad : cases) {
-    INFO("line: " << bad.line);
-    const std::string text = head + good + "\n" + bad.line + "\n" + good + "\n";
-    TraceOptions options;
-    options.format = format;
-    const Trace trace = Parse(text, options);
-    CHECK(trace.size() == 2);
-    CHECK(trace.bad_lines() == 1);
-    REQUIRE(trace.errors().size() == 1);
-    CHECK(trace.errors()[0].line == line);
-    CHECK(trace.errors()[0].field == bad.field);
-    Contains(trace.errors()[0].text, bad.text);
-
-    options.strict = true;
-    const std::string where = "text:" + std::to_string(line) + ": " + bad.field + ": ";
-    const std::string message = Refusal(text, options);
-    CHECK(message.substr(0, where.size()) == where);
-    CHECK(message == trace.ErrorText(trace.errors()[0]));
-  }
-}
-
 // Lines that are not blank.
 std::int64_t WrittenLines(const std::string& text) {
   std::int64_t lines = 0;
@@ -228,23 +197,25 @@ TEST_CASE("bad lines of Azure traces") {
                 });
 }
 
-TEST_CASE("formats: told from the text, named, not built, unknown") {
+TEST_CASE("formats: told from the text, named, unknown") {
   CHECK(Parse(kGoodMooncake).format() == TraceFormat::kMooncake);
   CHECK(Parse(kGoodTokens).format() == TraceFormat::kTokens);
   CHECK(Parse(kAzureHeader + kGoodAzure).format() == TraceFormat::kAzure);
   CHECK(Parse(kGoodAzure).format() == TraceFormat::kAzure);
   // The first line that can be told counts.
   CHECK(Parse("{\"cut\n" + kGoodTokens).format() == TraceFormat::kTokens);
-  Contains(Refusal("what is this\n"), "format cannot be told; allowed: mooncake, azure, tokens");
+  Contains(Refusal("what is this\n"),
+           "format cannot be told; allowed: mooncake, azure, burstgpt, bailian, tokens");
 
-  Contains(
-      Refusal("Timestamp,Model,Request tokens,Response tokens\n1,x,2,3", {}, Code::kUnsupported),
-      "burstgpt");
-  Contains(Refusal(R"({"chat_id": 1, "timestamp": 0, "hash_ids": [1]})", {}, Code::kUnsupported),
-           "bailian");
+  CHECK(Parse(kBurstGptHeader + kGoodBurstGpt).format() == TraceFormat::kBurstGpt);
+  CHECK(Parse(kGoodBailian).format() == TraceFormat::kBailian);
+  CHECK(Parse("x\n" + kGoodBailian).format() == TraceFormat::kBailian);
+  // A format that is named is the format, whatever the lines look like.
   TraceOptions options;
   options.format = TraceFormat::kBurstGpt;
-  Contains(Refusal(kGoodTokens, options, Code::kUnsupported), "burstgpt");
+  Contains(Refusal(kGoodTokens, options), "text:1: Timestamp: is missing in the header");
+  options.format = TraceFormat::kBailian;
+  Contains(Refusal(kGoodMooncake, options), "text:1: chat_id: is missing");
 
   for (const char* name : {"auto", "mooncake", "azure", "tokens", "burstgpt", "bailian"}) {
     const Result<TraceFormat> format = lariat::ParseTraceFormat(name);
@@ -299,6 +270,14 @@ TEST_CASE("a trace that would need more token ids than there are") {
   CHECK(trace.errors()[0].line == 130);
   CHECK(trace.errors()[0].field == "ContextTokens");
 
+  std::string burst = "Timestamp,Request tokens,Response tokens\n";
+  for (int i = 0; i < 129; ++i) burst += "0,16777216,16777216\n";
+  const Trace bursts = Parse(burst);
+  CHECK(bursts.size() == 128);
+  REQUIRE(bursts.errors().size() == 1);
+  CHECK(bursts.errors()[0].line == 130);
+  CHECK(bursts.errors()[0].field == "Request tokens");
+
   std::string outputs;
   for (int i = 0; i < 129; ++i) {
     outputs += R"({"arrival_ms": 0, "prompt": [1], "output_length": )" +
@@ -315,6 +294,7 @@ TEST_CASE("a trace that would need more token ids than there are") {
 TEST_CASE("every cut of a good line is a bad line, any bytes are read without harm") {
   TraceOptions options;
   for (const auto& [format, good] : {std::pair(TraceFormat::kMooncake, kGoodMooncake),
+                                     std::pair(TraceFormat::kBailian, kGoodBailian),
                                      std::pair(TraceFormat::kTokens, kGoodTokens)}) {
     options.format = format;
     for (std::size_t cut = 1; cut < good.size(); ++cut) {
@@ -329,6 +309,7 @@ TEST_CASE("every cut of a good line is a bad line, any bytes are read without ha
   const std::string letters = "{}[],:\"0123456789-.eE \\unl\n\r\t\xEF\xBB\xBF\xFF";
   for (const auto& [format, good] :
        {std::pair(TraceFormat::kMooncake, kGoodMooncake),
+        std::pair(TraceFormat::kBailian, kGoodBailian),
         std::pair(TraceFormat::kTokens, kGoodTokens), std::pair(TraceFormat::kAzure, kGoodAzure)}) {
     options.format = format;
     for (int round = 0; round < 3000; ++round) {

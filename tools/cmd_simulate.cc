@@ -92,6 +92,13 @@ void WarnOfBadLines(const Trace& trace) {
   }
 }
 
+void WarnOfNoTurns(const Trace& trace) {
+  for (const TraceRequest& request : trace.requests()) {
+    if (request.parent >= 0) return;
+  }
+  spdlog::warn("--follow-turns: {} does not say that a request follows another", trace.name());
+}
+
 Status WriteResults(const SimulateOptions& options, const SimulateInputs& inputs,
                     const SimulationResult& result) {
   if (!options.requests_out.empty()) {
@@ -110,6 +117,7 @@ int RunSimulate(const SimulateOptions& options) {
   Result<SimulateInputs> inputs = LoadSimulateInputs(options);
   if (!inputs.ok()) return Fail(inputs.status());
   WarnOfBadLines(inputs->trace);
+  if (options.follow_turns) WarnOfNoTurns(inputs->trace);
   for (const std::string& warning : inputs->config.model.warnings) {
     spdlog::warn("{}: {}", inputs->config.model.name, warning);
   }

@@ -20,6 +20,7 @@ inline constexpr int kExitBadUsage = 2;
 
 void AddSimulate(CLI::App& app, int& exit_code);
 void AddInspect(CLI::App& app, int& exit_code);
+void AddVerify(CLI::App& app, int& exit_code);
 void AddBench(CLI::App& app, int& exit_code);
 
 // The value of a --backend option ("auto", "cpu", "cuda", "null"). LARIAT_BACKEND takes the place

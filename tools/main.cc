@@ -26,6 +26,7 @@ int Run(int argc, char** argv) {
   int exit_code = lariat::tools::kExitOk;
   lariat::tools::AddSimulate(app, exit_code);
   lariat::tools::AddInspect(app, exit_code);
+  lariat::tools::AddVerify(app, exit_code);
 #ifdef LARIAT_HAVE_BENCH
   lariat::tools::AddBench(app, exit_code);
 #endif

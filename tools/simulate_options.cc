@@ -64,7 +64,7 @@ void DefineInputs(CLI::App& command, SimulateOptions& o) {
           ->group(group)
           ->excludes(trace);
   command.add_option("--format", o.format, "Of the trace")
-      ->check(Choice({"auto", "mooncake", "azure", "tokens"}, {"burstgpt", "bailian"}))
+      ->check(Choice({"auto", "mooncake", "azure", "burstgpt", "bailian", "tokens"}))
       ->group(group)
       ->excludes(workload)
       ->capture_default_str();
@@ -78,6 +78,11 @@ void DefineInputs(CLI::App& command, SimulateOptions& o) {
       ->excludes(workload)
       ->capture_default_str();
   command.add_flag("--strict", o.strict, "A bad line ends the command instead of being left out")
+      ->group(group)
+      ->excludes(workload);
+  command
+      .add_flag("--follow-turns", o.follow_turns,
+                "A session's next turn waits for the answer before it")
       ->group(group)
       ->excludes(workload);
   auto* concurrency =
@@ -300,6 +305,7 @@ Result<SimulateInputs> LoadSimulateInputs(const SimulateOptions& options) {
   config.prefill_chunk = options.prefill_chunk;
   config.max_length = *max_length;
   config.concurrency = options.sequential ? 1 : options.concurrency;
+  config.follow_turns = options.follow_turns;
   config.seed = options.seed;
   config.check = options.check;
   config.fault = ParseFault(options.fault);

@@ -24,6 +24,7 @@ struct SimulateOptions {
   double rate = 1.0;
   std::int64_t concurrency = 0;  // 0: open loop
   bool sequential = false;
+  bool follow_turns = false;
 
   // --- on what ---
   std::string model = "llama-3.1-8b";

@@ -43,6 +43,8 @@ struct SimulatorConfig {
   std::int64_t prefill_chunk = 2048;  // rows of a step
   std::int64_t max_length = 0;        // prompt + output of a request; 0: the trace's longest
   std::int64_t concurrency = 0;       // requests that wait or run at any time; 0: as the trace says
+  // A request with TraceRequest::parent comes when that one has ended, and not before its own time.
+  bool follow_turns = false;
 
   // --- the data ---
   std::uint64_t seed = 0;  // of the K and V rows
@@ -76,7 +78,7 @@ struct SimulationResult {
   double wall_s = 0;               // of the whole replay
   std::optional<double> device_s;  // of which in the backend's appends and copies; null: none
   double virtual_s = 0;            // from the first arrival to the last end
-  double arrival_span_s = 0;       // from the first arrival to the last
+  double arrival_span_s = 0;       // from the first arrival to the last, as they came
   std::optional<double> offered;   // busy time over arrival span; none where there is no span
   bool saturated = false;
   double busy_fraction = 0;

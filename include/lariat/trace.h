@@ -18,13 +18,13 @@ namespace session {
 class TraceBuilder;
 }
 
-// kAuto tells the format from the first lines. kBurstGpt and kBailian are named, and not built.
+// kAuto tells the format from the first lines.
 enum class TraceFormat : std::uint8_t { kAuto, kMooncake, kAzure, kTokens, kBurstGpt, kBailian };
 
 // "auto", "mooncake", "azure", "tokens", "burstgpt", "bailian".
 std::string_view TraceFormatName(TraceFormat format);
 
-// The inverse of TraceFormatName, over every format, built or not.
+// The inverse of TraceFormatName.
 // Errors: kInvalidArgument: another name; the message lists the names.
 Result<TraceFormat> ParseTraceFormat(std::string_view name);
 
@@ -38,6 +38,9 @@ struct TraceRequest {
   std::int32_t priority = 0;       // as given; 0 where not
   std::string tenant;              // as given; empty where not
   std::string session;             // as given; empty where not
+  // The request whose answer comes before this one in a session: its index, less than this one's.
+  // -1: this is a first turn, as far as the trace says.
+  std::int64_t parent = -1;
 };
 
 // The longest prompt and the longest output that a line may ask for; beyond, it is a bad line.
@@ -59,8 +62,8 @@ struct TraceOptions {
 
 // A trace in memory. Requests are in order of arrival; those of equal arrival keep the file's
 // order.
-//   Prompts are not held as tokens but as what makes them (Mooncake: one number per 512 tokens), so
-//   that a trace of 145 million tokens takes about 3 MiB.
+//   Prompts are not held as tokens but as what makes them (Mooncake: one number per 512 tokens,
+//   Bailian: per 16), so that a trace of 145 million tokens takes about 3 MiB.
 // Thread rules: immutable; const methods may be called from any number of threads.
 // Copying copies everything; movable.
 class Trace {
@@ -73,8 +76,8 @@ class Trace {
   const std::string& name() const { return name_; }  // the file's, or the workload's text
   TraceFormat format() const { return format_; }     // never kAuto; of a workload: kTokens
 
-  // False where the trace says only how long prompts are (Azure): no two of them share a token,
-  // and nothing about prefix hits can be learned from it.
+  // False where the trace says only how long prompts are (Azure, BurstGPT): no two of them share a
+  // token, and nothing about prefix hits can be learned from it.
   bool has_token_identity() const { return has_token_identity_; }
 
   std::int64_t input_tokens() const { return input_tokens_; }    // over all requests
@@ -110,7 +113,7 @@ class Trace {
 
   // How a request's prompt is made from its part of ids_.
   enum class Prompts : std::uint8_t {
-    kHashed,   // 512 tokens from each id
+    kHashed,   // hash_tokens_ tokens from each id
     kGiven,    // the ids themselves
     kUnique,   // none is held: counted up over the trace
     kPrefixed  // as kUnique, behind a shared prefix, both scrambled by a seed
@@ -126,6 +129,7 @@ class Trace {
   TraceFormat format_ = TraceFormat::kTokens;
   Prompts prompts_ = Prompts::kGiven;
   bool has_token_identity_ = true;
+  std::int64_t hash_tokens_ = 0;  // kHashed
   std::int64_t prefix_ = 0;       // kPrefixed: tokens that all prompts begin with
   std::uint32_t multiplier_ = 1;  // kPrefixed: odd
   std::uint32_t offset_ = 0;      // kPrefixed
@@ -144,7 +148,6 @@ class Trace {
 // Errors, each with "file:line: field:" where there is a line to name:
 //   kInvalidArgument: the file cannot be read, is a directory or empty; options out of range; the
 //     format cannot be told; no line is good; strict, and a line is bad.
-//   kUnsupported: a format that is not built.
 Result<Trace> ReadTrace(const std::string& path, const TraceOptions& options = {});
 
 // The same over text in memory; `name` stands for the file's in messages.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A safetensors file: 8 bytes little-endian header size, the header, the tensors' data.
-#include "model/safetensors.h"
+#include "lariat/safetensors.h"
 
 #include <algorithm>
 #include <array>

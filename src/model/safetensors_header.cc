@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "model/safetensors.h"
+#include "lariat/safetensors.h"
 
 namespace lariat {
 namespace {

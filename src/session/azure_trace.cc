@@ -2,34 +2,18 @@
 // Azure's public traces: CSV of TIMESTAMP, ContextTokens, GeneratedTokens; clock times, no tokens.
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <chrono>
-#include <utility>
 
-#include "session/trace_parser.h"
+#include "session/trace_csv.h"
 
 namespace lariat::session {
 namespace {
 
-constexpr std::array<std::string_view, 3> kColumns = {"TIMESTAMP", "ContextTokens",
-                                                      "GeneratedTokens"};
+constexpr std::array<CsvColumn, 3> kColumns = {CsvColumn{.name = "TIMESTAMP", .place = 0},
+                                               CsvColumn{.name = "ContextTokens", .place = 1},
+                                               CsvColumn{.name = "GeneratedTokens", .place = 2}};
 enum Column : std::size_t { kTimestamp, kContext, kGenerated };
-
-std::string_view Trimmed(std::string_view text) {
-  const std::size_t first = text.find_first_not_of(" \t");
-  if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(" \t") - first + 1);
-}
-
-// Cells without quotes, which the format has none of.
-void Split(std::string_view line, std::vector<std::string_view>& cells) {
-  cells.clear();
-  for (;;) {
-    const std::size_t comma = line.find(',');
-    cells.push_back(Trimmed(line.substr(0, comma)));
-    if (comma == std::string_view::npos) return;
-    line.remove_prefix(comma + 1);
-  }
-}
 
 // Takes `text` apart from the front.
 class Cursor {
@@ -98,78 +82,30 @@ std::optional<std::int64_t> ParseTime(std::string_view text) {
   return (minutes * 60 + second) * 1'000'000'000 + nanosecond;
 }
 
-std::optional<LineError> ParseLength(std::string_view cell, std::string_view column,
-                                     std::int64_t& out) {
-  const char* end = cell.data() + cell.size();
-  const auto [stop, code] = std::from_chars(cell.data(), end, out);
-  if (code == std::errc() && stop == end && out >= 1 && out <= kMaxRequestTokens) {
-    return std::nullopt;
-  }
-  return LineError{
-      std::string(column),
-      NotAllowed(Quoted(cell), "a whole number in 1.." + NumberText(kMaxRequestTokens))};
-}
-
 class AzureParser : public LineParser {
  public:
   std::optional<LineError> Parse(std::string_view line, ParsedLine& out) override {
-    Split(line, cells_);
-    out.is_request = true;
-    if (!std::exchange(seen_first_, true) && !cells_[0].empty() &&
-        (cells_[0][0] < '0' || cells_[0][0] > '9')) {
-      out.is_request = false;
-      return ReadHeader();
-    }
-    return ReadRow(out.request);
+    if (auto error = rows_.Read(line, out.is_request)) return error;
+    return out.is_request ? ReadRow(out.request) : std::nullopt;
   }
 
  private:
-  std::optional<LineError> ReadHeader() {
-    columns_ = cells_.size();
-    for (std::size_t c = 0; c < kColumns.size(); ++c) {
-      const auto first = std::find(cells_.begin(), cells_.end(), kColumns[c]);
-      if (first == cells_.end()) {
-        return LineError{std::string(kColumns[c]), "is missing in the header", true};
-      }
-      if (std::find(first + 1, cells_.end(), kColumns[c]) != cells_.end()) {
-        return LineError{std::string(kColumns[c]), "appears twice in the header", true};
-      }
-      place_[c] = static_cast<std::size_t>(first - cells_.begin());
-    }
-    return std::nullopt;
-  }
-
   std::optional<LineError> ReadRow(TraceRequest& request) {
-    for (std::size_t c = 0; c < kColumns.size(); ++c) {
-      if (place_[c] >= cells_.size()) return LineError{std::string(kColumns[c]), "is missing"};
-    }
-    if (cells_.size() != columns_) {
-      return LineError{"line", "has " + NumberText(cells_.size()) + " columns; allowed: " +
-                                   NumberText(columns_) + ", as the header"};
-    }
-    const std::string_view stamp = cells_[place_[kTimestamp]];
+    const std::string_view stamp = rows_.Cell(kTimestamp);
     const std::optional<std::int64_t> time = ParseTime(stamp);
     if (!time) {
       return LineError{"TIMESTAMP",
                        NotAllowed(Quoted(stamp), "YYYY-MM-DD HH:MM:SS.fffffff, years 1970..2199")};
     }
-    if (auto error = ParseLength(cells_[place_[kContext]], "ContextTokens", request.input_length)) {
-      return error;
-    }
-    if (auto error =
-            ParseLength(cells_[place_[kGenerated]], "GeneratedTokens", request.output_length)) {
-      return error;
-    }
+    if (auto error = rows_.TakeLength(kContext, request.input_length)) return error;
+    if (auto error = rows_.TakeLength(kGenerated, request.output_length)) return error;
     if (!first_time_) first_time_ = *time;
     request.arrival_s = static_cast<double>(*time - *first_time_) / 1e9;
     return std::nullopt;
   }
 
-  bool seen_first_ = false;
-  std::size_t columns_ = kColumns.size();
-  std::array<std::size_t, 3> place_ = {0, 1, 2};  // where a row has kColumns
-  std::optional<std::int64_t> first_time_;        // of the first good row
-  std::vector<std::string_view> cells_;
+  CsvReader rows_{kColumns, kColumns.size()};
+  std::optional<std::int64_t> first_time_;  // of the first good row
 };
 
 }  // namespace

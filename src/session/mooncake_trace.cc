@@ -20,26 +20,15 @@ class MooncakeParser : public LineParser {
     if (auto error = TakeInteger(output_length, 1, kMaxRequestTokens, request.output_length)) {
       return error;
     }
-    if (hash_ids.kind != JsonField::Kind::kIntegers) {
-      if (!hash_ids.given()) return LineError{"hash_ids", "is missing"};
-      return LineError{"hash_ids", "is no array; allowed: an array of whole numbers"};
-    }
-    const std::int64_t expected = (request.input_length + kHashTokens - 1) / kHashTokens;
-    const std::int64_t found = static_cast<std::int64_t>(hash_ids.integers.size());
-    if (found != expected) {
-      return LineError{"hash_ids",
-                       "has " + NumberText(found) + " ids; allowed: " + NumberText(expected) +
-                           ", one per 512 of input_length " + NumberText(request.input_length)};
-    }
-    out.prompt_ids.swap(hash_ids.integers);
     out.output_ids.clear();
-    return std::nullopt;
+    return TakeHashIds(hash_ids, kMooncakeHashTokens, request.input_length, out.prompt_ids);
   }
 
  private:
   std::array<JsonField, 4> fields_ = {
       JsonField{.name = "timestamp"}, JsonField{.name = "input_length"},
-      JsonField{.name = "output_length"}, JsonField{.name = "hash_ids", .max_element = kMaxHashId}};
+      JsonField{.name = "output_length"},
+      JsonField{.name = "hash_ids", .max_element = MaxHashId(kMooncakeHashTokens)}};
 };
 
 }  // namespace

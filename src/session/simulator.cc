@@ -7,11 +7,13 @@
 #include <memory>
 #include <utility>
 
+#include "session/simulator_arrivals.h"
 #include "session/simulator_data.h"
 
 namespace lariat {
 namespace {
 
+using session::Arrivals;
 using session::SimulatedData;
 
 // Stands for the model: the cost model's seconds, the trace's tokens and, where there is memory,
@@ -127,32 +129,42 @@ Request MakeRequest(const Trace& trace, std::int64_t index, double arrival_s) {
 // Sends the trace's requests and runs until all have ended. The clock starts at the first arrival.
 Status Replay(const Trace& trace, const SimulatorConfig& config, Session& session,
               const Recorder& recorder) {
-  const std::int64_t total = trace.size();
-  const double first = trace.requests().front().arrival_s;
-  std::int64_t sent = 0;
-  const auto arrival = [&](std::int64_t i) {
-    return trace.requests()[static_cast<std::size_t>(i)].arrival_s - first;
+  const bool closed = config.concurrency > 0;
+  Arrivals arrivals(trace, closed ? Arrivals::Order::kTrace : Arrivals::Order::kTime,
+                    config.follow_turns);
+  std::size_t told = 0;  // of the recorder's results
+  const auto tell_ends = [&] {
+    for (; told < recorder.results().size(); ++told) {
+      const RequestResult& result = recorder.results()[told];
+      const bool refused =
+          result.outcome == Outcome::kMaxLength || result.outcome == Outcome::kNeverFits;
+      arrivals.Ended(static_cast<std::int64_t>(result.tag),
+                     refused ? result.arrival_s : result.end_s);
+    }
   };
   const auto is_due = [&] {
-    if (sent == total) return false;
-    if (config.concurrency > 0) return session.waiting() + session.running() < config.concurrency;
-    return arrival(sent) <= session.now();
+    if (!arrivals.ready()) return false;
+    if (closed) return session.waiting() + session.running() < config.concurrency;
+    return arrivals.next().time_s <= session.now();
   };
   while (true) {
     while (is_due()) {
-      const double when = config.concurrency > 0 ? session.now() : arrival(sent);
-      const Result<RequestId> added = session.Add(MakeRequest(trace, sent, when));
+      const Arrivals::Arrival next = arrivals.Take();
+      const double when = closed ? session.now() : next.time_s;
+      const Result<RequestId> added = session.Add(MakeRequest(trace, next.index, when));
       if (!added.ok()) return added.status();
-      ++sent;
+      tell_ends();
     }
     if (session.idle()) {
-      if (sent == total) return Status::Ok();
-      session.AdvanceTo(arrival(sent));
+      // Parents come before their turns, so as long as some are left one of them is ready.
+      if (!arrivals.ready()) return Status::Ok();
+      session.AdvanceTo(arrivals.next().time_s);
       continue;
     }
     const Result<bool> ran = session.RunStep();
     if (!ran.ok()) return ran.status();
-    if (config.progress) config.progress(std::ssize(recorder.results()), total);
+    tell_ends();
+    if (config.progress) config.progress(std::ssize(recorder.results()), trace.size());
   }
 }
 
@@ -194,7 +206,7 @@ void SummariseLatency(SimulationResult& result) {
   result.e2e = Summarise(std::move(e2e));
 }
 
-void SummariseLoad(const Trace& trace, const SimulatorConfig& config, SimulationResult& result) {
+void SummariseLoad(const SimulatorConfig& config, SimulationResult& result) {
   const double busy = result.session.busy_s;
   if (result.virtual_s > 0) {
     std::int64_t output = 0;
@@ -207,12 +219,14 @@ void SummariseLoad(const Trace& trace, const SimulatorConfig& config, Simulation
   }
   // A closed loop sends as fast as it is served, so it offers no load of its own.
   if (config.concurrency > 0) return;
-  result.arrival_span_s = trace.requests().back().arrival_s - trace.requests().front().arrival_s;
+  for (const RequestResult& request : result.requests) {
+    result.arrival_span_s = std::max(result.arrival_span_s, request.arrival_s);
+  }
   if (result.arrival_span_s > 0) {
     result.offered = busy / result.arrival_span_s;
     result.saturated = *result.offered > 1;
   } else {
-    result.saturated = trace.size() > 1 && busy > 0;
+    result.saturated = result.requests.size() > 1 && busy > 0;
   }
 }
 
@@ -264,7 +278,7 @@ Result<SimulationResult> Simulate(const Trace& trace, const SimulatorConfig& con
   if (data != nullptr) result.device_s = data->device_s();
   if (config.check) result.check = data->check_result();
   result.requests = recorder.TakeResults();
-  SummariseLoad(trace, config, result);
+  SummariseLoad(config, result);
   SummariseLatency(result);
   return result;
 }

@@ -6,7 +6,6 @@
 #include <cassert>
 #include <cstddef>
 #include <cstring>
-#include <numeric>
 
 #include "session/trace_parser.h"
 
@@ -16,6 +15,12 @@ namespace {
 constexpr std::array<TraceFormat, 6> kFormats = {TraceFormat::kAuto,     TraceFormat::kMooncake,
                                                  TraceFormat::kAzure,    TraceFormat::kTokens,
                                                  TraceFormat::kBurstGpt, TraceFormat::kBailian};
+
+// first, first + 1, ... (std::iota would also form the number behind the last, which may not be a
+// TokenId.)
+void CountUp(std::span<TokenId> out, TokenId first) {
+  for (std::size_t i = 0; i < out.size(); ++i) out[i] = first + static_cast<TokenId>(i);
+}
 
 }  // namespace
 
@@ -54,19 +59,17 @@ void Trace::PromptTokens(std::int64_t index, std::vector<TokenId>& out) const {
   switch (prompts_) {
     case Prompts::kHashed: {
       const std::int32_t* id = ids_.data() + first;
-      constexpr std::size_t step = static_cast<std::size_t>(session::kHashTokens);
+      const std::size_t step = static_cast<std::size_t>(hash_tokens_);
       for (std::size_t begin = 0; begin < length; begin += step, ++id) {
         const std::size_t end = std::min(begin + step, length);
-        std::iota(out.data() + begin, out.data() + end, *id * static_cast<TokenId>(step));
+        CountUp(std::span(out).subspan(begin, end - begin), *id * static_cast<TokenId>(step));
       }
       return;
     }
     case Prompts::kGiven:
       std::memcpy(out.data(), ids_.data() + first, length * sizeof(TokenId));
       return;
-    case Prompts::kUnique:
-      std::iota(out.data(), out.data() + length, static_cast<TokenId>(first));
-      return;
+    case Prompts::kUnique: CountUp(out, static_cast<TokenId>(first)); return;
     case Prompts::kPrefixed: {
       // An odd factor and a sum modulo 2^31 map distinct numbers to distinct ids.
       const std::size_t prefix = static_cast<std::size_t>(prefix_);

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <limits>
+#include <map>
 #include <numeric>
+#include <unordered_map>
 #include <utility>
 
 namespace lariat::session {
@@ -21,6 +23,19 @@ std::uint64_t Scramble(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
+// What a format calls the two lengths.
+struct LengthNames {
+  std::string input;
+  std::string output;
+};
+LengthNames LengthFields(TraceFormat format) {
+  switch (format) {
+    case TraceFormat::kAzure: return {"ContextTokens", "GeneratedTokens"};
+    case TraceFormat::kBurstGpt: return {"Request tokens", "Response tokens"};
+    default: return {"input_length", "output_length"};
+  }
+}
+
 std::int64_t Append(std::vector<std::int32_t>& to, const std::vector<std::int32_t>& from) {
   const std::int64_t begin = static_cast<std::int64_t>(to.size());
   to.insert(to.end(), from.begin(), from.end());
@@ -34,34 +49,45 @@ TraceBuilder::TraceBuilder(std::string_view name, TraceFormat format, const Trac
   trace_.name_ = name;
   trace_.format_ = format;
   switch (format) {
-    case TraceFormat::kMooncake: trace_.prompts_ = Trace::Prompts::kHashed; break;
-    case TraceFormat::kAzure: trace_.prompts_ = Trace::Prompts::kUnique; break;
+    case TraceFormat::kMooncake:
+      trace_.prompts_ = Trace::Prompts::kHashed;
+      trace_.hash_tokens_ = kMooncakeHashTokens;
+      break;
+    case TraceFormat::kBailian:
+      trace_.prompts_ = Trace::Prompts::kHashed;
+      trace_.hash_tokens_ = kBailianHashTokens;
+      break;
+    case TraceFormat::kAzure:
+    case TraceFormat::kBurstGpt: trace_.prompts_ = Trace::Prompts::kUnique; break;
     default: trace_.prompts_ = Trace::Prompts::kGiven; break;
   }
-  trace_.has_token_identity_ = format != TraceFormat::kAzure;
+  trace_.has_token_identity_ = trace_.prompts_ != Trace::Prompts::kUnique;
 }
 
 Status TraceBuilder::Add(const ParsedLine& parsed, std::int64_t line) {
   const std::int64_t input = parsed.request.input_length;
   const std::int64_t output = parsed.request.output_length;
   if (trace_.prompts_ == Trace::Prompts::kUnique && trace_.input_tokens_ + input > kIds) {
-    return AddBad({"ContextTokens", "brings the trace beyond 2^31 prompt tokens"}, line);
+    return AddBad(
+        {LengthFields(trace_.format_).input, "brings the trace beyond 2^31 prompt tokens"}, line);
   }
   if (trace_.output_tokens_ + output > kIds) {
-    const bool azure = trace_.format_ == TraceFormat::kAzure;
     return AddBad(
-        {azure ? "GeneratedTokens" : "output_length", "brings the trace beyond 2^31 output tokens"},
-        line);
+        {LengthFields(trace_.format_).output, "brings the trace beyond 2^31 output tokens"}, line);
   }
   trace_.input_tokens_ += input;
   trace_.output_tokens_ += output;
   trace_.max_tokens_ = std::max(trace_.max_tokens_, input + output);
 
   TraceRequest& request = trace_.requests_.emplace_back(parsed.request);
+  request.index = trace_.size() - 1;  // in the file's order, for now
   request.line = line;
   Trace::Source& source = trace_.sources_.emplace_back();
   source.prompt = Append(trace_.ids_, parsed.prompt_ids);
   if (!parsed.output_ids.empty()) source.output = Append(trace_.ids_, parsed.output_ids);
+  if (trace_.format_ == TraceFormat::kBailian) {
+    chats_.push_back({.own = parsed.chat, .parent = parsed.parent_chat});
+  }
   return Status::Ok();
 }
 
@@ -82,6 +108,7 @@ Result<Trace> TraceBuilder::Finish() && {
         ", the first in line " + NumberText(first.line) + ": " + first.field + ": " + first.text);
   }
   SortByArrival();
+  FindParents();
   Settle();
   return std::move(trace_);
 }
@@ -106,6 +133,33 @@ void TraceBuilder::SortByArrival() {
   }
   requests = std::move(sorted_requests);
   trace_.sources_ = std::move(sorted_sources);
+}
+
+// A turn follows the last request before it, in the trace's order, that its parent's name or its
+// session has. So whatever a file says, parents come first and no turn waits for itself.
+void TraceBuilder::FindParents() {
+  if (!chats_.empty()) {
+    std::unordered_map<std::int64_t, std::int64_t> last;
+    for (std::size_t i = 0; i < trace_.requests_.size(); ++i) {
+      TraceRequest& request = trace_.requests_[i];
+      const Chat& chat = chats_[static_cast<std::size_t>(request.index)];
+      if (const auto found = last.find(chat.parent); found != last.end()) {
+        request.parent = found->second;
+      }
+      last[chat.own] = static_cast<std::int64_t>(i);
+    }
+    return;
+  }
+  // Tenants do not share sessions, whatever they call them.
+  std::map<std::pair<std::string_view, std::string_view>, std::int64_t> last;
+  for (std::size_t i = 0; i < trace_.requests_.size(); ++i) {
+    TraceRequest& request = trace_.requests_[i];
+    if (request.session.empty()) continue;
+    const auto [place, is_first] =
+        last.try_emplace({request.tenant, request.session}, static_cast<std::int64_t>(i));
+    if (is_first) continue;
+    request.parent = std::exchange(place->second, static_cast<std::int64_t>(i));
+  }
 }
 
 void TraceBuilder::Settle() {

@@ -4,6 +4,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "lariat/trace.h"
 #include "session/trace_parser.h"
@@ -30,11 +31,18 @@ class TraceBuilder {
                         std::int64_t count, std::int64_t prefix, std::uint64_t seed);
 
  private:
+  struct Chat {
+    std::int64_t own;
+    std::int64_t parent;
+  };
+
   void SortByArrival();
+  void FindParents();
   void Settle();  // fills what depends on the final order
 
   const TraceOptions options_;
   Trace trace_;
+  std::vector<Chat> chats_;  // Bailian: of the good lines, in the file's order
 };
 
 }  // namespace lariat::session

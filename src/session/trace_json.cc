@@ -13,6 +13,7 @@ using Json = nlohmann::json;
 using Kind = JsonField::Kind;
 
 constexpr double kMaxMilliseconds = 1e15;
+constexpr double kMaxSeconds = 1e12;
 
 class LineHandler {
  public:
@@ -168,6 +169,11 @@ std::optional<LineError> Wrong(const JsonField& field, std::string_view allowed)
   return LineError{std::string(field.name), NotAllowed(value, allowed)};
 }
 
+bool IsNumberIn(const JsonField& field, double most) {
+  const bool number = field.kind == Kind::kInteger || field.kind == Kind::kReal;
+  return number && field.real >= 0.0 && field.real <= most;
+}
+
 }  // namespace
 
 std::optional<LineError> ReadJsonLine(std::string_view line, std::span<JsonField> fields) {
@@ -191,11 +197,32 @@ std::optional<LineError> TakeInteger(const JsonField& field, std::int64_t low, s
 }
 
 std::optional<LineError> TakeMilliseconds(const JsonField& field, double& seconds) {
-  const bool number = field.kind == Kind::kInteger || field.kind == Kind::kReal;
-  if (!number || !(field.real >= 0.0 && field.real <= kMaxMilliseconds)) {
-    return Wrong(field, "milliseconds in 0..1e15");
-  }
+  if (!IsNumberIn(field, kMaxMilliseconds)) return Wrong(field, "milliseconds in 0..1e15");
   seconds = field.real / 1000.0;
+  return std::nullopt;
+}
+
+std::optional<LineError> TakeSeconds(const JsonField& field, double& seconds) {
+  if (!IsNumberIn(field, kMaxSeconds)) return Wrong(field, "seconds in 0..1e12");
+  seconds = field.real;
+  return std::nullopt;
+}
+
+std::optional<LineError> TakeHashIds(JsonField& field, std::int64_t hash_tokens,
+                                     std::int64_t input_length, std::vector<std::int32_t>& out) {
+  const std::string name(field.name);
+  if (field.kind != Kind::kIntegers) {
+    if (!field.given()) return LineError{name, "is missing"};
+    return LineError{name, "is no array; allowed: an array of whole numbers"};
+  }
+  const std::int64_t expected = (input_length + hash_tokens - 1) / hash_tokens;
+  const std::int64_t found = static_cast<std::int64_t>(field.integers.size());
+  if (found != expected) {
+    return LineError{name, "has " + NumberText(found) + " ids; allowed: " + NumberText(expected) +
+                               ", one per " + NumberText(hash_tokens) + " of input_length " +
+                               NumberText(input_length)};
+  }
+  out.swap(field.integers);
   return std::nullopt;
 }
 

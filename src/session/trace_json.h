@@ -38,6 +38,11 @@ std::optional<LineError> TakeInteger(const JsonField& field, std::int64_t low, s
                                      std::int64_t& out);
 // A time in milliseconds, 0..1e15, whole or not.
 std::optional<LineError> TakeMilliseconds(const JsonField& field, double& seconds);
+// The same in seconds, 0..1e12.
+std::optional<LineError> TakeSeconds(const JsonField& field, double& seconds);
+// The ids of a prompt of `input_length` tokens, one per `hash_tokens` of them.
+std::optional<LineError> TakeHashIds(JsonField& field, std::int64_t hash_tokens,
+                                     std::int64_t input_length, std::vector<std::int32_t>& out);
 // A text or a whole number; empty where not given.
 std::optional<LineError> TakeLabel(const JsonField& field, std::string& out);
 

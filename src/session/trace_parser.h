@@ -20,13 +20,16 @@ struct LineError {
   bool fatal = false;
 };
 
-// What a line says. `request` has no index or line yet, and its arrival is not yet divided by the
-// rate; it may be negative where a format only has clock times.
+// What a line says. `request` has no index, line or parent yet, and its arrival is not yet divided
+// by the rate; it may be negative where a format only has clock times.
 struct ParsedLine {
   bool is_request = true;  // false: a header
   TraceRequest request;
   std::vector<std::int32_t> prompt_ids;  // what the format makes prompts from; may be empty
   std::vector<std::int32_t> output_ids;  // empty: not given
+  // Where a format names each request and the one before it (else its session does): -1: none.
+  std::int64_t chat = -1;
+  std::int64_t parent_chat = -1;
 };
 
 // Reads one format, line by line, in order.
@@ -40,12 +43,16 @@ class LineParser {
 std::unique_ptr<LineParser> MakeMooncakeParser();
 std::unique_ptr<LineParser> MakeAzureParser();
 std::unique_ptr<LineParser> MakeTokensParser();
+std::unique_ptr<LineParser> MakeBurstGptParser();
+std::unique_ptr<LineParser> MakeBailianParser();
 
-// Tokens that one Mooncake hash id stands for.
-inline constexpr std::int64_t kHashTokens = 512;
+// Tokens that one hash id stands for.
+inline constexpr std::int64_t kMooncakeHashTokens = 512;
+inline constexpr std::int64_t kBailianHashTokens = 16;
 // The greatest hash id whose tokens are TokenIds.
-inline constexpr std::int64_t kMaxHashId =
-    (std::int64_t{std::numeric_limits<TokenId>::max()} + 1) / kHashTokens - 1;
+constexpr std::int64_t MaxHashId(std::int64_t hash_tokens) {
+  return (std::int64_t{std::numeric_limits<TokenId>::max()} + 1) / hash_tokens - 1;
+}
 
 // The shortest text that reads back as `value`.
 template <class T>

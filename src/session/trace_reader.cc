@@ -79,8 +79,11 @@ std::unique_ptr<LineParser> MakeParser(TraceFormat format) {
     case TraceFormat::kMooncake: return MakeMooncakeParser();
     case TraceFormat::kAzure: return MakeAzureParser();
     case TraceFormat::kTokens: return MakeTokensParser();
-    default: return nullptr;
+    case TraceFormat::kBurstGpt: return MakeBurstGptParser();
+    case TraceFormat::kBailian: return MakeBailianParser();
+    case TraceFormat::kAuto: break;
   }
+  return nullptr;
 }
 
 Status ReadLines(LineReader& lines, LineParser& parser, TraceBuilder& builder) {
@@ -110,14 +113,10 @@ Result<Trace> ReadStream(std::istream& in, std::string_view name, const TraceOpt
     const bool empty = lines.Head().find_first_not_of(kBlank) == std::string_view::npos;
     return InvalidArgument(std::string(name) +
                            (empty ? ": holds no request"
-                                  : ": format cannot be told; allowed: mooncake, azure, tokens"));
+                                  : ": format cannot be told; allowed: mooncake, azure, burstgpt, "
+                                    "bailian, tokens"));
   }
   const std::unique_ptr<LineParser> parser = MakeParser(format);
-  if (parser == nullptr) {
-    return Unsupported(std::string(name) + ": format " +
-                       NotAllowed(TraceFormatName(format), "mooncake, azure, tokens") +
-                       "; a reader for it is not built");
-  }
   TraceBuilder builder(name, format, options);
   if (Status s = ReadLines(lines, *parser, builder); !s.ok()) return s;
   if (lines.failed()) {

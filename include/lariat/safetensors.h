@@ -11,6 +11,8 @@
 
 #include "lariat/status.h"
 
+// Reads the safetensors format. Part of lariat::session.
+
 namespace lariat {
 
 // Element types of the safetensors format. A type that is not listed here is an error, not a
