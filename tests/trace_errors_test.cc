@@ -215,7 +215,7 @@ TEST_CASE("formats: told from the text, named, unknown") {
   options.format = TraceFormat::kBurstGpt;
   Contains(Refusal(kGoodTokens, options), "text:1: Timestamp: is missing in the header");
   options.format = TraceFormat::kBailian;
-  Contains(Refusal(kGoodMooncake, options), "text:1: chat_id: is missing");
+  Contains(Refusal(kGoodMooncake, options), "the first in line 1: chat_id: is missing");
 
   for (const char* name : {"auto", "mooncake", "azure", "tokens", "burstgpt", "bailian"}) {
     const Result<TraceFormat> format = lariat::ParseTraceFormat(name);
