@@ -7,14 +7,6 @@
 
 namespace lariat::blocks {
 
-namespace {
-
-std::string Name(SequenceId id) {
-  return "sequence " + std::to_string(static_cast<std::uint64_t>(id));
-}
-
-}  // namespace
-
 BlockManager::BlockManager(const ManagerConfig& config)
     : config_(config),
       pool_(config.num_blocks, config.unlimited),
@@ -36,9 +28,9 @@ Status BlockManager::CheckIdle() const {
 
 Result<Sequence*> BlockManager::FindUsable(SequenceId id) {
   Sequence* sequence = sequences_.Find(id);
-  if (sequence == nullptr) return InvalidArgument(Name(id) + " is not open");
+  if (sequence == nullptr) return InvalidArgument(NameOf(id) + " is not open");
   if (sequence->corrupt) {
-    return CorruptData(Name(id) + " holds a block with a device fault: close it");
+    return CorruptData(NameOf(id) + " holds a block with a device fault: close it");
   }
   return sequence;
 }
@@ -114,7 +106,7 @@ Result<PrefixMatch> BlockManager::Match(SequenceId id) {
   if (!found.ok()) return found.status();
   Sequence& sequence = **found;
   if (sequence.started) {
-    return InvalidArgument(Name(id) + " was planned already: its prefix hit is decided");
+    return InvalidArgument(NameOf(id) + " was planned already: its prefix hit is decided");
   }
   ExtendMatch(sequence);
   return Measure(sequence.match_path);
@@ -158,7 +150,7 @@ Result<SequenceId> BlockManager::Open(std::span<const TokenId> prompt, const Ope
 Status BlockManager::Close(SequenceId id) {
   if (Status idle = CheckIdle(); !idle.ok()) return idle;
   Sequence* sequence = sequences_.Find(id);
-  if (sequence == nullptr) return InvalidArgument(Name(id) + " is not open");
+  if (sequence == nullptr) return InvalidArgument(NameOf(id) + " is not open");
   sequences_.Retire(*sequence);
   if (sequence->live_steps == 0) {
     DropSequence(*sequence);
@@ -202,9 +194,10 @@ Result<SequenceId> BlockManager::Fork(SequenceId id, std::int64_t length) {
   const Sequence& parent = **found;
   if (length < -1 || length > parent.settled) {
     return InvalidArgument("length " + std::to_string(length) + ": allowed are -1 (all) to " +
-                           std::to_string(parent.settled) + ", the settled tokens of " + Name(id));
+                           std::to_string(parent.settled) + ", the settled tokens of " +
+                           NameOf(id));
   }
-  if (parent.live_steps > 0) return NotReady(Name(id) + " is in a live step: end the step first");
+  if (parent.live_steps > 0) return NotReady(NameOf(id) + " is in a live step: end the step first");
   if (sequences_.open_count() == sequences_.max_open()) {
     return ResourceExhausted("max_sequences " + std::to_string(sequences_.max_open()) +
                              " are open: close one first");
@@ -234,7 +227,7 @@ Status BlockManager::SetTokens(SequenceId id, std::span<const TokenId> tokens) {
   Sequence& sequence = **found;
   const std::int64_t missing = std::max<std::int64_t>(0, sequence.settled - sequence.known());
   if (static_cast<std::int64_t>(tokens.size()) > missing) {
-    return InvalidArgument("tokens: " + std::to_string(tokens.size()) + " ids for " + Name(id) +
+    return InvalidArgument("tokens: " + std::to_string(tokens.size()) + " ids for " + NameOf(id) +
                            ", whose settled rows lack " + std::to_string(missing));
   }
   sequence.ids.insert(sequence.ids.end(), tokens.begin(), tokens.end());

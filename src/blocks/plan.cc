@@ -14,10 +14,6 @@ namespace lariat::blocks {
 
 namespace {
 
-std::string Name(SequenceId id) {
-  return "sequence " + std::to_string(static_cast<std::uint64_t>(id));
-}
-
 // Whether the rows have the positions that rows of a default sequence would have.
 //   positions: [sections, rows.count]
 bool FollowsIndex(std::span<const std::int32_t> positions, const StepRows& rows) {
@@ -63,34 +59,35 @@ Status BlockManager::CheckItems(std::span<const StepItem> items) {
     Result<Sequence*> found = FindUsable(item.sequence);
     if (!found.ok()) return found.status();
     Sequence& sequence = **found;
-    if (sequence.stamp == stamp_) return InvalidArgument(Name(item.sequence) + " is named twice");
+    if (sequence.stamp == stamp_) return InvalidArgument(NameOf(item.sequence) + " is named twice");
     sequence.stamp = stamp_;
     if (item.num_tokens < 1) {
       return InvalidArgument("num_tokens " + std::to_string(item.num_tokens) + " of " +
-                             Name(item.sequence) + ": allowed are 1 and more");
+                             NameOf(item.sequence) + ": allowed are 1 and more");
     }
     if (item.num_drafts < 0 || item.num_drafts >= item.num_tokens) {
       return InvalidArgument("num_drafts " + std::to_string(item.num_drafts) + " of " +
-                             Name(item.sequence) + ": allowed are 0 to num_tokens - 1, " +
+                             NameOf(item.sequence) + ": allowed are 0 to num_tokens - 1, " +
                              std::to_string(item.num_tokens - 1));
     }
     const auto given = static_cast<std::int64_t>(item.positions.size());
     const bool all_sections = given % config_.position_sections == 0 &&
                               given / config_.position_sections == item.num_tokens;
     if (given != 0 && given != item.num_tokens && !all_sections) {
-      return InvalidArgument("positions of " + Name(item.sequence) + ": " + std::to_string(given) +
-                             " given for num_tokens " + std::to_string(item.num_tokens) + " and " +
+      return InvalidArgument("positions of " + NameOf(item.sequence) + ": " +
+                             std::to_string(given) + " given for num_tokens " +
+                             std::to_string(item.num_tokens) + " and " +
                              std::to_string(config_.position_sections) + " sections");
     }
     for (const std::int32_t position : item.positions) {
       if (position < 0 || position >= config_.max_tokens_per_sequence) {
         return InvalidArgument("position " + std::to_string(position) + " of " +
-                               Name(item.sequence) + ": the table holds 0 to " +
+                               NameOf(item.sequence) + ": the table holds 0 to " +
                                std::to_string(config_.max_tokens_per_sequence - 1));
       }
     }
     if (sequence.reach > sequence.planned) {
-      return NotReady(Name(item.sequence) + " has undecided drafts: commit step " +
+      return NotReady(NameOf(item.sequence) + " has undecided drafts: commit step " +
                       std::to_string(sequence.last_step) + " first");
     }
   }
@@ -164,7 +161,7 @@ Status BlockManager::AddRows(const StepItem& item, PlannedStep& step) {
                                                : static_cast<std::int64_t>(sequence.table.size());
   if (rows.count > sequence.max_length - rows.start) {
     return InvalidArgument("num_tokens " + std::to_string(item.num_tokens) + " of " +
-                           Name(item.sequence) + " behind its " + std::to_string(rows.start) +
+                           NameOf(item.sequence) + " behind its " + std::to_string(rows.start) +
                            " tokens is past its max_length " + std::to_string(sequence.max_length));
   }
   planned.limit = rows.start + rows.count;
@@ -256,7 +253,7 @@ Status BlockManager::CheckRoom(const PlannedStep& step, PlanFailure* failure) co
                               std::to_string(available) + " of " + std::to_string(pool_.total()) +
                               " available";
   if (too_big != step.rows.size()) {
-    return NeverFits(Name(step.rows[too_big].sequence) +
+    return NeverFits(NameOf(step.rows[too_big].sequence) +
                      " alone is larger than the pool: " + numbers);
   }
   return ResourceExhausted(numbers);

@@ -6,6 +6,10 @@
 
 namespace lariat::blocks {
 
+std::string NameOf(SequenceId id) {
+  return "sequence " + std::to_string(static_cast<std::uint64_t>(id));
+}
+
 SequenceTable::SequenceTable(int max_open, std::int64_t ids_capacity, std::int64_t table_capacity)
     : max_open_(max_open), ids_capacity_(ids_capacity), table_capacity_(table_capacity) {
   free_rows_.reserve(static_cast<std::size_t>(max_open));

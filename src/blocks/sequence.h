@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "blocks/block_pool.h"
@@ -9,6 +10,9 @@
 #include "lariat/types.h"
 
 namespace lariat::blocks {
+
+// How messages call a sequence: "sequence 4294967297".
+std::string NameOf(SequenceId id);
 
 // What the cache knows of one sequence.
 //

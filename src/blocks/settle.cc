@@ -8,14 +8,6 @@
 
 namespace lariat::blocks {
 
-namespace {
-
-std::string Name(SequenceId id) {
-  return "sequence " + std::to_string(static_cast<std::uint64_t>(id));
-}
-
-}  // namespace
-
 Status BlockManager::CheckCommit(const PlannedStep& step, std::span<const StepCommit> commits) {
   if (Status idle = CheckIdle(); !idle.ok()) return idle;
   assert(step.phase == StepPhase::kPrepared);
@@ -37,9 +29,9 @@ Status BlockManager::CheckCommit(const PlannedStep& step, std::span<const StepCo
       const bool closed = std::any_of(step.rows.begin(), step.rows.end(),
                                       [&](const StepRows& rows) { return rows.sequence == id; });
       if (closed) continue;
-      return InvalidArgument(Name(id) + " is not in step " + std::to_string(step.id));
+      return InvalidArgument(NameOf(id) + " is not in step " + std::to_string(step.id));
     }
-    if (sequence->stamp_commit != -1) return InvalidArgument(Name(id) + " is named twice");
+    if (sequence->stamp_commit != -1) return InvalidArgument(NameOf(id) + " is named twice");
     sequence->stamp_commit = static_cast<std::int32_t>(c);
     if (Status entry = CheckEntry(step, commits[c], sequence->stamp_item); !entry.ok()) {
       return entry;
@@ -56,20 +48,20 @@ Status BlockManager::CheckEntry(const PlannedStep& step, const StepCommit& commi
   const std::int64_t alive = std::max<std::int64_t>(0, item.limit - rows.start);
   const std::int64_t least = std::min(item.certain, alive);
   if (commit.kept < least || commit.kept > rows.count) {
-    return InvalidArgument("kept " + std::to_string(commit.kept) + " of " + Name(commit.sequence) +
-                           ": allowed are " + std::to_string(least) + " to " +
-                           std::to_string(rows.count));
+    return InvalidArgument("kept " + std::to_string(commit.kept) + " of " +
+                           NameOf(commit.sequence) + ": allowed are " + std::to_string(least) +
+                           " to " + std::to_string(rows.count));
   }
   if (commit.tokens.empty()) return {};
   const std::int64_t past_prompt = std::max(rows.start, sequence.prompt_length);
   const std::int64_t allowed = std::max<std::int64_t>(0, rows.start + commit.kept - past_prompt);
   if (static_cast<std::int64_t>(commit.tokens.size()) > allowed) {
-    return InvalidArgument("tokens of " + Name(commit.sequence) + ": " +
+    return InvalidArgument("tokens of " + NameOf(commit.sequence) + ": " +
                            std::to_string(commit.tokens.size()) + " ids for " +
                            std::to_string(allowed) + " kept rows past the prompt");
   }
   if (sequence.known() != std::min(past_prompt, item.limit)) {
-    return InvalidArgument("tokens of " + Name(commit.sequence) + " begin at " +
+    return InvalidArgument("tokens of " + NameOf(commit.sequence) + " begin at " +
                            std::to_string(past_prompt) + ", but the ids from " +
                            std::to_string(sequence.known()) + " on are missing: SetTokens first");
   }
@@ -133,7 +125,7 @@ Status BlockManager::CheckDiscard(const PlannedStep& step) const {
     const Sequence* sequence = sequences_.Find(step.rows[i].sequence);
     if (sequence != nullptr && sequence->last_step != step.id) {
       return NotReady("step " + std::to_string(sequence->last_step) + " has later rows of " +
-                      Name(sequence->id) + ": end it first");
+                      NameOf(sequence->id) + ": end it first");
     }
   }
   return {};
