@@ -45,10 +45,7 @@ void RunFar(Device device, const FarCall& call) {
 
   Result<DeviceBuffer> pool =
       device.Allocate(MemoryKind::kDevice, static_cast<std::size_t>(elements) * 2);
-  if (!pool.ok()) {
-    WARN("no room for " << elements * 2 << " bytes: " << pool.status().ToString());
-    return;
-  }
+  if (!pool.ok()) LARIAT_SKIP("too little memory for a pool past 2^32 bytes");
   auto* base = static_cast<std::uint16_t*>(pool->data());
   const std::uint16_t poison = 0x7F55;
   std::vector<std::int64_t> wrapped;  // where 32-bit elements or bytes would put the rows
