@@ -46,7 +46,9 @@ endif()
 
 if(LARIAT_TOOLS)
   add_test(NAME "bench: small shapes on the CPU"
-    COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/bench_test.py $<TARGET_FILE:lariat_tool>)
+    COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/bench_test.py $<TARGET_FILE:lariat_tool>
+            $<$<BOOL:${LARIAT_SANITIZE}>:sanitized>)
+  set_tests_properties("bench: small shapes on the CPU" PROPERTIES TIMEOUT 300)
 endif()
 find_package(Threads REQUIRED)
 target_link_libraries(threads_test PRIVATE Threads::Threads)
