@@ -45,9 +45,13 @@ if(NOT LARIAT_SANITIZE)
 endif()
 
 if(LARIAT_TOOLS)
+  set(sanitized)
+  if(LARIAT_SANITIZE)
+    set(sanitized sanitized)
+  endif()
   add_test(NAME "bench: small shapes on the CPU"
     COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/bench_test.py $<TARGET_FILE:lariat_tool>
-            $<$<BOOL:${LARIAT_SANITIZE}>:sanitized>)
+            ${sanitized})
   set_tests_properties("bench: small shapes on the CPU" PROPERTIES TIMEOUT 300)
 endif()
 find_package(Threads REQUIRED)
