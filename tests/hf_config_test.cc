@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // The reader of config.json: what it refuses, what it warns of, what it keeps for a cache.
-#include <stdlib.h>
-
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "lariat/model.h"
 #include "support/catch.h"
+#include "support/temp_folder.h"
 
 namespace lariat {
 namespace {
+
+using test::TempFolder;
 
 using Json = nlohmann::json;
 
@@ -360,26 +361,6 @@ TEST_CASE("Which layers have experts, and how wide they are") {
   CHECK(Read(With({{"num_local_experts", 4}, {"intermediate_size", 96}}))->moe_intermediate_size ==
         96);
 }
-
-// A folder that goes away with it.
-class TempFolder {
- public:
-  TempFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "lariat-test-XXXXXX").string();
-    REQUIRE(mkdtemp(name.data()) != nullptr);
-    path_ = name;
-  }
-  TempFolder(const TempFolder&) = delete;
-  TempFolder& operator=(const TempFolder&) = delete;
-  ~TempFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  std::string File(const std::string& name) const { return (path_ / name).string(); }
-
- private:
-  std::filesystem::path path_;
-};
 
 TEST_CASE("A file is read by its path, and a folder by its config.json") {
   const TempFolder folder;

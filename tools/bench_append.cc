@@ -159,11 +159,8 @@ Status AppendWorkload::Prepare(Device& device, Stream stream) {
   v_ = RandomElements(in_dtype_, sets() * tokens_ * kv_heads_ * v_dim_, random);
   q_ = RandomElements(in_dtype_, sets() * tokens_ * q_heads_ * k_dim_, random);
 
-  const auto upload = [&](DeviceBuffer& to, const auto& from) -> Status {
-    if (from.empty()) return Status::Ok();
-    Result<DeviceBuffer> made = Upload(device, from, stream);
-    if (made.ok()) to = *std::move(made);
-    return made.status();
+  const auto upload = [&](DeviceBuffer& to, const auto& from) {
+    return UploadTo(device, from, stream, to);
   };
   const std::vector<FaultRecord> no_fault(1);
   for (const Status& status :

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <random>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "lariat/device.h"
@@ -34,6 +35,15 @@ Result<DeviceBuffer> Upload(Device& device, std::span<const std::byte> bytes, St
 template <class T>
 Result<DeviceBuffer> Upload(Device& device, const std::vector<T>& values, Stream stream) {
   return Upload(device, std::as_bytes(std::span(values)), stream);
+}
+
+// The same into `to`; an empty array leaves it empty.
+template <class T>
+Status UploadTo(Device& device, const std::vector<T>& values, Stream stream, DeviceBuffer& to) {
+  if (values.empty()) return Status::Ok();
+  Result<DeviceBuffer> made = Upload(device, values, stream);
+  if (made.ok()) to = *std::move(made);
+  return made.status();
 }
 
 // The first `bytes` bytes of a buffer, once the stream's work is done.

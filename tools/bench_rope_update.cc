@@ -116,11 +116,8 @@ Status RopeUpdateWorkload::Prepare(Device& device, Stream stream) {
   cache_v_ = RandomElements(dtype_, cached, random);
   k_new_ = RandomElements(dtype_, fresh, random);
   v_new_ = RandomElements(dtype_, fresh, random);
-  const auto upload = [&](DeviceBuffer& to, const auto& from) -> Status {
-    if (from.empty()) return Status::Ok();
-    Result<DeviceBuffer> made = Upload(device, from, stream);
-    if (made.ok()) to = *std::move(made);
-    return made.status();
+  const auto upload = [&](DeviceBuffer& to, const auto& from) {
+    return UploadTo(device, from, stream, to);
   };
   const std::vector<FaultRecord> no_fault(1);
   for (const Status& status :

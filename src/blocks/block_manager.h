@@ -53,6 +53,8 @@ class BlockManager {
   Result<const Sequence*> Get(SequenceId id) const;  // not corrupt
   Status Clear();
 
+  // Whether a Plan may be made now: kNotReady with an unprepared one, or all steps in flight.
+  Status CheckReady() const;
   // Fills `step`, a record of the caller's that stays where it is until the step has ended.
   Status Plan(std::span<const StepItem> items, const StepShape& shape, PlannedStep& step,
               PlanFailure* failure);
@@ -111,7 +113,6 @@ class BlockManager {
   void Release(const Sequence& sequence, BlockId block);
   void DropReference(BlockId block);
   void DropSequence(Sequence& sequence);
-  PlannedStep* LiveStep(std::uint64_t id);
   std::int64_t BlocksFor(std::int64_t tokens) const {
     return (tokens + config_.block_size - 1) / config_.block_size;
   }

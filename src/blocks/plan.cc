@@ -25,13 +25,16 @@ bool FollowsIndex(std::span<const std::int32_t> positions, const StepRows& rows)
 
 }  // namespace
 
+Status BlockManager::CheckReady() const {
+  if (Status idle = CheckIdle(); !idle.ok()) return idle;
+  if (live_steps() < config_.max_steps_in_flight) return {};
+  return NotReady("max_steps_in_flight " + std::to_string(config_.max_steps_in_flight) +
+                  " steps are live: commit or discard step " + std::to_string(live_[0]->id));
+}
+
 Status BlockManager::Plan(std::span<const StepItem> items, const StepShape& shape,
                           PlannedStep& step, PlanFailure* failure) {
-  if (Status idle = CheckIdle(); !idle.ok()) return idle;
-  if (live_steps() == config_.max_steps_in_flight) {
-    return NotReady("max_steps_in_flight " + std::to_string(config_.max_steps_in_flight) +
-                    " steps are live: commit or discard step " + std::to_string(live_[0]->id));
-  }
+  if (Status ready = CheckReady(); !ready.ok()) return ready;
   if (Status checked = CheckItems(items); !checked.ok()) return checked;
   try {
     if (Status filled = Fill(items, shape, step, failure); !filled.ok()) {

@@ -49,6 +49,8 @@ struct KVCache::Impl {
   Status Append(std::uint64_t id, int layer, const AppendInputs& inputs, Stream stream);
   Status Commit(std::uint64_t id, std::span<const StepCommit> commits, Stream stream);
   Status Discard(std::uint64_t id, Stream stream);
+  // // The step has ended and its event is recorded.
+  void NoteEnd(StepRecord& record);
   // The handle of a step was dropped.
   void Drop(std::uint64_t id) noexcept;
   // Discards dropped steps, latest first, as far as that is legal.

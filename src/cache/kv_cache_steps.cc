@@ -48,13 +48,8 @@ Result<StepRecord*> KVCache::Impl::AcquireRecord() {
 
 Result<std::uint64_t> KVCache::Impl::Plan(std::span<const StepItem> items, const StepShape& shape,
                                           PlanFailure* failure) {
-  if (manager.has_plan()) {
-    return NotReady("a step is planned but not prepared: prepare or drop it first");
-  }
-  if (manager.live_steps() == config.max_steps_in_flight) {
-    return NotReady("max_steps_in_flight " + std::to_string(config.max_steps_in_flight) +
-                    " steps are live: commit or discard one first");
-  }
+  // Before a record is taken: there is one to take only then.
+  if (Status ready = manager.CheckReady(); !ready.ok()) return ready;
   Result<StepRecord*> record = AcquireRecord();
   if (!record.ok()) return record.status();
   Status planned = manager.Plan(items, shape, (*record)->plan, failure);
@@ -182,6 +177,11 @@ Status KVCache::Impl::Append(std::uint64_t id, int layer, const AppendInputs& in
   return AppendRope(device, AppendParams(layer, inputs, record->plan.padded_tokens), stream);
 }
 
+void KVCache::Impl::NoteEnd(StepRecord& record) {
+  record.event_pending = true;
+  last_event = record.event;
+}
+
 Status KVCache::Impl::Commit(std::uint64_t id, std::span<const StepCommit> commits, Stream stream) {
   StepRecord* record = Find(id);
   if (record == nullptr || record->plan.phase != StepPhase::kPrepared) {
@@ -191,8 +191,7 @@ Status KVCache::Impl::Commit(std::uint64_t id, std::span<const StepCommit> commi
   if (Status s = manager.CheckCommit(record->plan, commits); !s.ok()) return s;
   if (Status s = device.Record(record->event, stream); !s.ok()) return s;
   manager.Commit(record->plan, commits);
-  record->event_pending = true;
-  last_event = record->event;
+  NoteEnd(*record);
   DiscardAbandoned();
   Publish();
   return {};
@@ -207,8 +206,7 @@ Status KVCache::Impl::Discard(std::uint64_t id, Stream stream) {
   if (Status s = manager.CheckDiscard(record->plan); !s.ok()) return s;
   if (Status s = device.Record(record->event, stream); !s.ok()) return s;
   manager.Discard(record->plan);
-  record->event_pending = true;
-  last_event = record->event;
+  NoteEnd(*record);
   DiscardAbandoned();
   Publish();
   return {};
@@ -234,8 +232,7 @@ void KVCache::Impl::DiscardAbandoned() {
       if (!manager.CheckDiscard(record.plan).ok()) continue;
       if (!device.Record(record.event, record.stream).ok()) continue;  // the device is lost
       manager.Discard(record.plan);
-      record.event_pending = true;
-      last_event = record.event;
+      NoteEnd(record);
       again = true;
     }
   }

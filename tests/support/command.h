@@ -11,6 +11,7 @@
 #include <string>
 
 #include "support/catch.h"
+#include "support/temp_folder.h"
 
 namespace lariat::test {
 
@@ -26,26 +27,6 @@ inline std::string ReadFile(const std::filesystem::path& path) {
   text << file.rdbuf();
   return text.str();
 }
-
-// A folder that goes away with it.
-class TempFolder {
- public:
-  TempFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "lariat-test-XXXXXX").string();
-    REQUIRE(mkdtemp(name.data()) != nullptr);
-    path_ = name;
-  }
-  TempFolder(const TempFolder&) = delete;
-  TempFolder& operator=(const TempFolder&) = delete;
-  ~TempFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  std::string File(const std::string& name) const { return (path_ / name).string(); }
-
- private:
-  std::filesystem::path path_;
-};
 
 // arguments: as a shell takes them. environment: "NAME=value ", before the command.
 inline CommandResult RunLariat(const std::string& arguments, const std::string& environment = "") {
