@@ -20,14 +20,16 @@ namespace lariat {
 enum class LayerKind : std::uint8_t { kFull, kSliding, kChunked, kMla, kLinear };
 
 // What one layer stores per token. Layers of one kind form a group with one block table; they may
-// differ in heads and widths. kSliding, kChunked, kMla and kLinear are kUnsupported for now.
+// differ in heads and widths. kMla and another kind in one cache, kSliding, kChunked and kLinear
+// are kUnsupported for now.
 struct LayerSpec {
   LayerKind kind = LayerKind::kFull;
   int kv_heads = 0;  // of the whole model, before `shard`; >= 1; kMla: 1
-  int k_dim = 0;     // elements of a key head: even, 2..512; kMla: kv_lora_rank + qk_rope_head_dim
-  int v_dim = 0;     // elements of a value head: even, 2..512; kMla: 0
-  int rope = -1;     // index into CacheConfig::ropes; -1: keys are stored as they come
-  int window = 0;    // tokens: of kSliding its window, of kChunked its chunk; 0 otherwise
+  // Elements of a key head: even, 2..512; kMla: kv_lora_rank + qk_rope_head_dim, 1..131072.
+  int k_dim = 0;
+  int v_dim = 0;   // elements of a value head: even, 2..512; kMla: 0
+  int rope = -1;   // index into CacheConfig::ropes; -1: keys are stored as they come
+  int window = 0;  // tokens: of kSliding its window, of kChunked its chunk; 0 otherwise
 
   friend bool operator==(const LayerSpec&, const LayerSpec&) = default;
 };
@@ -231,6 +233,69 @@ struct AppendInputs {
   std::int64_t q_token_stride = 0, q_head_stride = 0;
 };
 
+// Inputs of one MLA layer's append, device memory; the fields are those of MlaAppendParams (ops.h).
+// Rows as AppendInputs.
+struct MlaAppendInputs {
+  DType dtype = DType::kBF16;  // of all inputs: the cache's, or fp32
+  int kv_lora_rank = 0;        // elements of the latent; the rest of LayerSpec::k_dim is k_pe
+  // Either hidden and the down-projection ...
+  const void* hidden = nullptr;  // [T, model_dim]
+  std::int64_t hidden_stride = 0;
+  int model_dim = 0;
+  WeightLayout layout = WeightLayout::kOutIn;
+  const void* w_down = nullptr;  // kOutIn: [k_dim, model_dim]
+  std::int64_t w_down_stride = 0;
+  bool allow_tf32 = false;
+  // ... or its result.
+  const void* c_kv = nullptr;  // [T, kv_lora_rank]
+  const void* k_pe = nullptr;  // [T, k_dim - kv_lora_rank]
+  std::int64_t c_kv_stride = 0, k_pe_stride = 0;
+  const void* norm_weight = nullptr;  // [kv_lora_rank]; null: the latent is stored as it comes
+  float eps = 1e-6F;
+};
+
+// What MlaExpand makes of one MLA layer's rows; the fields are those of MlaExpandParams (ops.h).
+// Range r is of the step's sequence r, in the order of its items.
+struct MlaExpandInputs {
+  int kv_lora_rank = 0;
+  int heads = 0;  // this rank's
+  int nope_dim = 0;
+  int v_dim = 0;
+  WeightLayout layout = WeightLayout::kOutIn;
+  const void* w_kv_b = nullptr;  // kOutIn: [heads * (nope_dim + v_dim), kv_lora_rank]
+  std::int64_t w_kv_b_stride = 0;
+  bool allow_tf32 = false;
+  std::int64_t num_tokens = 0;              // rows of k and v
+  const std::int32_t* cu_tokens = nullptr;  // [padded_sequences() + 1], ascending from 0
+  const std::int32_t* starts = nullptr;     // [padded_sequences()]; null: all 0
+  void* k = nullptr;                        // [num_tokens, heads, nope_dim + rope dim]
+  void* v = nullptr;                        // [num_tokens, heads, v_dim]
+  std::int64_t k_token_stride = 0, v_token_stride = 0;
+};
+
+// Inputs of MlaCompress into one full-attention layer; the fields are those of MlaCompressParams
+// (ops.h), q those of AppendInputs.
+struct MlaCompressInputs {
+  DType dtype = DType::kBF16;  // of all inputs: the cache's, or fp32
+  int model_dim = 0;
+  int rank = 0;
+  WeightLayout layout = WeightLayout::kInOut;
+  MlaPath path = MlaPath::kAuto;
+  bool allow_tf32 = false;
+  const void* hidden = nullptr;  // [T, model_dim]
+  std::int64_t hidden_stride = 0;
+  const void* w_down = nullptr;  // kInOut: [model_dim, rank]
+  std::int64_t w_down_stride = 0;
+  const void* w_up_k = nullptr;  // kInOut: [rank, kv_heads * k_dim], this rank's heads
+  const void* w_up_v = nullptr;  // kInOut: [rank, kv_heads * v_dim]
+  std::int64_t w_up_k_stride = 0, w_up_v_stride = 0;
+  void* latent = nullptr;  // [T, rank], written; null: not wanted
+  std::int64_t latent_stride = 0;
+  void* q = nullptr;  // [T, q_heads, k_dim], turned in place; null: none
+  int q_heads = 0;
+  std::int64_t q_token_stride = 0, q_head_stride = 0;
+};
+
 // Arrays of the most recently prepared step, device memory at addresses that never change. They
 // hold padded_tokens / padded_sequences valid entries; null pointers on the null backend.
 struct StepView {
@@ -352,6 +417,23 @@ class KVCache {
   // REQUIRES: the prepared step is the most recent one.
   // Errors: kInvalidArgument, kNotReady (not prepared, or not the most recent), kDeviceError.
   Status Append(const Step& step, int layer, const AppendInputs& inputs, Stream stream);
+
+  // Append of an MLA layer: one latent row per token. Capturable after Warmup, as are the next two.
+  // Errors: as Append; kResourceExhausted (workspace).
+  Status MlaAppend(const Step& step, int layer, const MlaAppendInputs& inputs, Stream stream);
+  // Keys and values of tokens that the step's sequences hold, those of this step included once they
+  // are appended.
+  // Errors: as MlaAppend.
+  Status MlaExpand(const Step& step, int layer, const MlaExpandInputs& inputs, Stream stream);
+  // Append of a full-attention layer from hidden states: MlaCompress into the stream's workspace,
+  // then AppendRope.
+  // Errors: as MlaAppend.
+  Status MlaCompress(const Step& step, int layer, const MlaCompressInputs& inputs, Stream stream);
+  // Makes what such calls need on a stream (ops.h), for steps of up to max_tokens_per_step rows
+  // (MlaExpand: up to inputs.num_tokens). May block the host. Errors: as the calls.
+  Status Warmup(int layer, const MlaAppendInputs& inputs, Stream stream);
+  Status Warmup(int layer, const MlaExpandInputs& inputs, Stream stream);
+  Status Warmup(int layer, const MlaCompressInputs& inputs, Stream stream);
 
   // Settles the rows, makes full blocks with known ids open to reuse, and records one event. The
   // step becomes invalid. Sequences that are not named keep all their rows; those that were closed

@@ -131,4 +131,213 @@ struct AppendRopeParams {
 // Errors: as RopeUpdate (kInvalidArgument also for q_out overlapping q).
 Status AppendRope(Device& device, const AppendRopeParams& params, Stream stream);
 
+// --- Multi-head latent attention ------------------------------------------------------------
+//
+// Matrix products accumulate in fp32 and round once to the type they are stored in. fp32 inputs are
+// multiplied as fp32; allow_tf32 lets the device round them to TF32 first. The same call on the
+// same device gives the same bits; docs/numerics.md has the bounds.
+//
+// The products' scratch memory and chosen algorithms belong to the device, one workspace per
+// stream. Warmup makes them; a call that finds them missing makes them itself, which allocates, and
+// answers kNotReady where the stream is being captured. A workspace grows in Warmup and never moves
+// under a captured graph; a graph uses that of the stream it was captured on, so its replays must
+// not run at the same time as calls on that stream. On the CPU scratch belongs to the calling
+// thread.
+
+// How the matrix of a linear layer lies: rows of outputs as checkpoints hold it, or transposed.
+enum class WeightLayout : std::uint8_t {
+  kOutIn,  // [outputs, inputs], row-major
+  kInOut   // [inputs, outputs], row-major
+};
+
+// Which of the two ways a MlaCompress takes.
+//   kFused: one launch, the latent stays on chip. Built on CUDA, for in-out weights that are small
+//     enough to be read by every block of the launch.
+//   kGemm: a down-projection into the latent, then the up-projections, as GEMMs.
+//   kAuto: kFused where it fits and is the faster one by the rule of MlaCompressPathOf.
+enum class MlaPath : std::uint8_t { kAuto, kFused, kGemm };
+
+// MlaCompress: hidden states to keys and values through a latent, without norm or RoPE.
+//   latent = round(hidden W_down), k = round(latent W_up_k), v = round(latent W_up_v)
+// where round is to dtype: the same latent enters both products in every path.
+//   To stack both outputs as kv [T, 2, H, D], set v = k + H * D and both token strides to
+//   2 * H * D. Where the outputs lie one behind the other like that and the up-projections do too
+//   (PackUpProjections), both are one GEMM.
+struct MlaCompressParams {
+  DType dtype = DType::kBF16;   // of everything: fp32, fp16, bf16
+  std::int64_t num_tokens = 0;  // T: 0..2^31-1; 0 is a no-op
+  int model_dim = 0;            // 1..2^20
+  int rank = 0;                 // 1..65536
+  int heads = 0;                // 1..8192
+  int k_dim = 0;                // 1..8192
+  int v_dim = 0;                // 1..8192; 0: no v
+  WeightLayout layout = WeightLayout::kInOut;
+  MlaPath path = MlaPath::kAuto;
+  bool allow_tf32 = false;
+
+  const void* hidden = nullptr;    // [T, model_dim]
+  std::int64_t hidden_stride = 0;  // elements from token to token; 0: contiguous, as everywhere
+  // Weights; a stride counts elements from row to row of the matrix as it lies.
+  const void* w_down = nullptr;  // kInOut: [model_dim, rank]
+  std::int64_t w_down_stride = 0;
+  const void* w_up_k = nullptr;  // kInOut: [rank, heads * k_dim]
+  const void* w_up_v = nullptr;  // kInOut: [rank, heads * v_dim]
+  std::int64_t w_up_k_stride = 0, w_up_v_stride = 0;
+
+  void* k = nullptr;  // [T, heads, k_dim]
+  void* v = nullptr;  // [T, heads, v_dim]
+  std::int64_t k_token_stride = 0, v_token_stride = 0;
+  void* latent = nullptr;  // [T, rank]; null: not wanted
+  std::int64_t latent_stride = 0;
+};
+
+// Errors: kInvalidArgument (a field out of range, a missing or misaligned pointer, outputs that
+//   overlap inputs or one another), kUnsupported (dtype; path kFused where it does not fit),
+//   kNotReady (captured before Warmup), kResourceExhausted (workspace), kDeviceError.
+Status MlaCompress(Device& device, const MlaCompressParams& params, Stream stream);
+
+// The path that kAuto takes: kFused or kGemm, by shape, type and layout alone; on the CPU kGemm.
+MlaPath MlaCompressPathOf(const Device& device, const MlaCompressParams& params);
+
+// Copies two up-projections behind one another into `packed`, which then takes their place: row by
+// row for kInOut (both strides become heads * (k_dim + v_dim)), else w_up_v behind w_up_k. Points
+// w_up_k, w_up_v and their strides there. dtype, rank, heads, k_dim, v_dim, layout and the two
+// matrices are read.
+//   packed: rank * heads * (k_dim + v_dim) elements
+// Errors: as MlaCompress.
+Status PackUpProjections(Device& device, MlaCompressParams& params, void* packed, Stream stream);
+
+// MlaAppend: stores one latent row per token, [c_kv | k_pe]: the latent after its RMSNorm, then the
+// part of the key that turns. Slots, positions, tables and faults are as for AppendRope.
+//   From hidden: row = round(hidden W_down) to in_dtype, then as from given rows.
+//   From given rows: with x the latent and w its norm's weight,
+//     c_kv = x * (1 / sqrt(sum(x^2) / rank + eps)) * w
+//   in fp32, each operation rounded, the sum in the order that docs/numerics.md fixes; k_pe turned;
+//   one rounding to dtype. These are the same bits on CPU and CUDA.
+struct MlaAppendParams {
+  DType in_dtype = DType::kBF16;  // of hidden, w_down, c_kv, k_pe, norm_weight: fp32, fp16, bf16
+  DType dtype = DType::kBF16;     // stored: in_dtype, or narrower than fp32
+  RopeStyle style = RopeStyle::kInterleaved;
+  std::int64_t num_tokens = 0;  // T: 0..2^31-1; 0 is a no-op
+  int rank = 0;                 // kv_lora_rank: 1..65536
+  int rope_dim = 0;             // qk_rope_head_dim: 0..65536; 0: no k_pe
+  int rotary_dim = 0;  // elements of k_pe that turn: even, 0..rope_dim; 0: positions are not read
+
+  // Either hidden and the down-projection ...
+  const void* hidden = nullptr;  // [T, model_dim]; null: given rows
+  std::int64_t hidden_stride = 0;
+  int model_dim = 0;  // 1..2^20
+  WeightLayout layout = WeightLayout::kOutIn;
+  const void* w_down = nullptr;  // kv_a_proj_with_mqa; kOutIn: [rank + rope_dim, model_dim]
+  std::int64_t w_down_stride = 0;
+  bool allow_tf32 = false;
+  // ... or its result.
+  const void* c_kv = nullptr;                     // [T, rank], before the norm
+  const void* k_pe = nullptr;                     // [T, rope_dim], before RoPE
+  std::int64_t c_kv_stride = 0, k_pe_stride = 0;  // elements from token to token
+
+  const void* norm_weight = nullptr;  // [rank]; null: c_kv is stored as it comes
+  float eps = 1e-6F;                  // >= 0
+
+  const std::int64_t* slots = nullptr;      // [T]
+  const std::int32_t* positions = nullptr;  // [T]
+  const float* cos = nullptr;               // [num_positions, rotary_dim / 2]
+  const float* sin = nullptr;               // [num_positions, rotary_dim / 2]
+  std::int64_t num_positions = 0;
+  const std::uint32_t* table_choice = nullptr;  // as AppendRopeParams
+  std::uint32_t table_mask = 0;
+
+  void* cache = nullptr;  // row r of block b at b * block_stride + r * row_stride
+  std::int64_t num_slots = 0;
+  int block_size = 1;
+  std::int64_t block_stride = 0, row_stride = 0;  // elements
+
+  FaultRecord* fault = nullptr;
+  FaultRecord* const* fault_indirect = nullptr;
+};
+
+// One launch from given rows; from hidden, one behind the GEMM.
+// Errors: as MlaCompress.
+// REQUIRES: the non-negative slots of one call are distinct; a cache's rows do not overlap.
+Status MlaAppend(Device& device, const MlaAppendParams& params, Stream stream);
+
+// MlaExpand: cached latents of ragged ranges to keys and values, one row per token.
+//   Output row cu_tokens[r] + i is token starts[r] + i of range r, found by row r of block_table:
+//     k[t, h] = [round(W_UK[h] c_kv) | k_pe], v[t, h] = round(W_UV[h] c_kv)
+//   kv_b_proj holds per head nope_dim rows of W_UK, then v_dim rows of W_UV.
+//   Rows past cu_tokens[num_ranges] and rows whose block is not in [0, num_blocks) come out as from
+//   a latent of zeros; the latter are recorded (kSlot, the row, the block), as is a token index
+//   below 0 or past the table's row (kPosition, the row, the index).
+struct MlaExpandParams {
+  DType dtype = DType::kBF16;   // of everything: fp32, fp16, bf16
+  std::int64_t num_tokens = 0;  // output rows: 0..2^31-1; 0 is a no-op
+  int heads = 0;                // 1..8192
+  int rank = 0;                 // 1..65536
+  int rope_dim = 0;             // 0..8192
+  int nope_dim = 0;             // 0..8192; 0: k is k_pe alone
+  int v_dim = 0;                // 0..8192; 0: no v
+  WeightLayout layout = WeightLayout::kOutIn;
+  const void* w_kv_b = nullptr;  // kOutIn: [heads * (nope_dim + v_dim), rank]
+  std::int64_t w_kv_b_stride = 0;
+  bool allow_tf32 = false;
+
+  int num_ranges = 0;                         // 0..2^31-1
+  const std::int32_t* cu_tokens = nullptr;    // [num_ranges + 1], ascending from 0
+  const std::int32_t* starts = nullptr;       // [num_ranges]; null: all 0
+  const std::int32_t* block_table = nullptr;  // [num_ranges, block_table_stride]
+  std::int64_t block_table_stride = 0;        // entries of a row, >= 1
+
+  const void* cache = nullptr;  // rows of rank + rope_dim, as MlaAppendParams
+  std::int64_t num_blocks = 0;
+  int block_size = 1;
+  std::int64_t block_stride = 0, row_stride = 0;
+
+  void* k = nullptr;  // [T, heads, nope_dim + rope_dim]; may be null where that width is 0
+  void* v = nullptr;  // [T, heads, v_dim]
+  std::int64_t k_token_stride = 0, v_token_stride = 0;
+
+  FaultRecord* fault = nullptr;
+  FaultRecord* const* fault_indirect = nullptr;
+};
+
+// A gather (which also writes k_pe to every head) and one GEMM for k and one for v.
+// Errors: as MlaCompress.
+Status MlaExpand(Device& device, const MlaExpandParams& params, Stream stream);
+
+// One matrix per head within kv_b_proj: element (row, column) of head h is at
+// data + h * head_stride + row * row_stride + column * column_stride, in elements.
+struct HeadMatrices {
+  const void* data = nullptr;
+  int heads = 0, rows = 0, columns = 0;
+  std::int64_t head_stride = 0, row_stride = 0, column_stride = 0;
+};
+
+// W_UK and W_UV as absorbed attention multiplies by them: the query of head h becomes
+// W_UK[h]^T q_nope, of rank elements, and meets latents; its output is W_UV[h] (sum p c_kv). The
+// softmax scale stays that of the whole head, 1 / sqrt(nope_dim + rope_dim), times
+// SoftmaxScaleFactor.
+struct AbsorbedProjections {
+  HeadMatrices w_uk;  // [heads][nope_dim, rank]
+  HeadMatrices w_uv;  // [heads][v_dim, rank]
+};
+
+// Views; nothing is copied or read. dtype, heads, rank, nope_dim, v_dim, layout, w_kv_b and its
+// stride are used. Errors: kInvalidArgument.
+Result<AbsorbedProjections> AbsorbViews(const MlaExpandParams& params);
+
+// Gets the device ready for calls like this one with up to params.num_tokens tokens on `stream`:
+// chooses the algorithms of each bucket of T and makes the workspace. Widths, types, layouts and
+// strides are read, and the alignment of pointers that are not null. May allocate and block the
+// host; not to be captured.
+// Errors: as the call itself.
+Status Warmup(Device& device, const MlaCompressParams& params, Stream stream);
+Status Warmup(Device& device, const MlaAppendParams& params, Stream stream);
+Status Warmup(Device& device, const MlaExpandParams& params, Stream stream);
+
+// Bytes of the stream's workspace that such a call takes, all its uses together. 0 on the null
+// backend.
+Result<std::int64_t> WorkspaceBytes(const Device& device, const MlaCompressParams& params);
+Result<std::int64_t> WorkspaceBytes(const Device& device, const MlaAppendParams& params);
+Result<std::int64_t> WorkspaceBytes(const Device& device, const MlaExpandParams& params);
+
 }  // namespace lariat

@@ -44,6 +44,26 @@ class Backend {
   virtual Status RopeUpdate(const RopeUpdateParams& params, Stream stream) = 0;
   virtual Status AppendRope(const AppendRopeParams& params, Stream stream) = 0;
   virtual Status BuildStepTables(const StepTablesParams& params, Stream stream) = 0;
+
+  // A product whose algorithm is missing chooses it; kNotReady where the stream is being captured.
+  virtual Status Gemm(const GemmParams& params, Stream stream) = 0;
+  // Chooses the algorithms for 1 to params.rows rows. Pointers count for their alignment alone;
+  // null ones count as aligned.
+  virtual Status WarmupGemm(const GemmParams& params, Stream stream) = 0;
+  // Bytes of a stream's workspace that products take, whatever their number.
+  virtual std::int64_t GemmWorkspaceBytes() const = 0;
+  // Memory of the stream (of the calling thread on the CPU) for a use, 256-byte aligned: the same
+  // until more is asked for, and never freed before the backend. kNotReady: it would have to grow
+  // while the stream is being captured.
+  virtual Result<void*> Scratch(ScratchUse use, std::size_t bytes, Stream stream) = 0;
+
+  // Whether MlaCompressFused takes these (shape, type, layout), and whether it is the faster path.
+  virtual bool FusedFits(const MlaCompressParams& params) const = 0;
+  virtual bool FusedIsFaster(const MlaCompressParams& params) const = 0;
+  virtual Status MlaCompressFused(const MlaCompressParams& params, Stream stream) = 0;
+  // From given rows.
+  virtual Status MlaAppendRows(const MlaAppendParams& params, Stream stream) = 0;
+  virtual Status MlaGather(const MlaGatherParams& params, Stream stream) = 0;
 };
 
 // Makes a backend; kAuto is resolved here.

@@ -73,4 +73,38 @@ struct StepTablesParams {
   FaultRecord** fault = nullptr;         // receives header.fault
 };
 
+// C = A W for each matrix of a batch, or C = A W^T where W lies as [columns, inner]; row-major.
+// Rounded once from fp32 sums. C overlaps neither A nor W; what C holds before is not read.
+struct GemmParams {
+  DType dtype = DType::kBF16;  // of all three: fp32, fp16, bf16
+  bool allow_tf32 = false;
+  std::int64_t rows = 0;     // >= 1
+  std::int64_t columns = 0;  // 1..2^31-1
+  std::int64_t inner = 0;    // 1..2^31-1
+  const void* a = nullptr;   // [rows, inner], the same for the whole batch
+  std::int64_t a_stride = 0;
+  WeightLayout layout = WeightLayout::kOutIn;
+  const void* w = nullptr;  // kOutIn: [columns, inner], kInOut: [inner, columns]
+  std::int64_t w_stride = 0;
+  void* c = nullptr;  // [rows, columns]
+  std::int64_t c_stride = 0;
+  // Strides count elements from row to row, below 2^31; these from matrix to matrix of a batch.
+  int batch = 1;
+  std::int64_t w_batch_stride = 0, c_batch_stride = 0;
+};
+
+// Uses of a stream's scratch memory that may overlap in time.
+enum class ScratchUse : std::uint8_t {
+  kLatent,  // between two products of one operation
+  kRows     // between two operations of one call of the cache
+};
+
+// MlaGather: the part of MlaExpand that moves rows: latents to a contiguous array, k_pe to each
+// head of k. One launch. latent: [num_tokens, rank], contiguous; may be null where neither nope_dim
+// nor v_dim needs it. Rows without a token, or with a bad block or index, give zeros.
+struct MlaGatherParams {
+  MlaExpandParams expand;
+  void* latent = nullptr;
+};
+
 }  // namespace lariat

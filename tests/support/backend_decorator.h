@@ -44,6 +44,31 @@ class BackendDecorator : public Backend {
   Status BuildStepTables(const StepTablesParams& params, Stream stream) override {
     return inner_->BuildStepTables(params, stream);
   }
+  Status Gemm(const GemmParams& params, Stream stream) override {
+    return inner_->Gemm(params, stream);
+  }
+  Status WarmupGemm(const GemmParams& params, Stream stream) override {
+    return inner_->WarmupGemm(params, stream);
+  }
+  std::int64_t GemmWorkspaceBytes() const override { return inner_->GemmWorkspaceBytes(); }
+  Result<void*> Scratch(ScratchUse use, std::size_t bytes, Stream stream) override {
+    return inner_->Scratch(use, bytes, stream);
+  }
+  bool FusedFits(const MlaCompressParams& params) const override {
+    return inner_->FusedFits(params);
+  }
+  bool FusedIsFaster(const MlaCompressParams& params) const override {
+    return inner_->FusedIsFaster(params);
+  }
+  Status MlaCompressFused(const MlaCompressParams& params, Stream stream) override {
+    return inner_->MlaCompressFused(params, stream);
+  }
+  Status MlaAppendRows(const MlaAppendParams& params, Stream stream) override {
+    return inner_->MlaAppendRows(params, stream);
+  }
+  Status MlaGather(const MlaGatherParams& params, Stream stream) override {
+    return inner_->MlaGather(params, stream);
+  }
 
  protected:
   Backend& inner() { return *inner_; }

@@ -94,6 +94,15 @@ class DeferredBackend : public BackendDecorator {
   Status BuildStepTables(const StepTablesParams& params, Stream stream) override {
     return Defer(stream, [this, params] { return inner().BuildStepTables(params, Stream{}); });
   }
+  Status Gemm(const GemmParams& params, Stream stream) override {
+    return Defer(stream, [this, params] { return inner().Gemm(params, Stream{}); });
+  }
+  Status MlaAppendRows(const MlaAppendParams& params, Stream stream) override {
+    return Defer(stream, [this, params] { return inner().MlaAppendRows(params, Stream{}); });
+  }
+  Status MlaGather(const MlaGatherParams& params, Stream stream) override {
+    return Defer(stream, [this, params] { return inner().MlaGather(params, Stream{}); });
+  }
 
  private:
   struct EventState {

@@ -107,6 +107,22 @@ class FaultBackend : public BackendDecorator {
     if (Fails("BuildStepTables")) return DeviceError("planned fault");
     return inner().BuildStepTables(params, stream);
   }
+  Status Gemm(const GemmParams& params, Stream stream) override {
+    if (Fails("Gemm")) return DeviceError("planned fault");
+    return inner().Gemm(params, stream);
+  }
+  Result<void*> Scratch(ScratchUse use, std::size_t bytes, Stream stream) override {
+    if (Fails("Scratch")) return ResourceExhausted("planned fault");
+    return inner().Scratch(use, bytes, stream);
+  }
+  Status MlaAppendRows(const MlaAppendParams& params, Stream stream) override {
+    if (Fails("MlaAppendRows")) return DeviceError("planned fault");
+    return inner().MlaAppendRows(params, stream);
+  }
+  Status MlaGather(const MlaGatherParams& params, Stream stream) override {
+    if (Fails("MlaGather")) return DeviceError("planned fault");
+    return inner().MlaGather(params, stream);
+  }
 
  private:
   bool Fails(const char* call) {

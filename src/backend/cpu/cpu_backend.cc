@@ -12,6 +12,8 @@
 #include <map>
 #include <mutex>
 
+#include "backend/scratch_pool.h"
+
 namespace lariat::cpu {
 namespace {
 
@@ -127,8 +129,33 @@ class CpuBackend final : public Backend {
     return {};
   }
 
+  Status Gemm(const GemmParams& params, Stream) override {
+    cpu::Gemm(params);
+    return {};
+  }
+  Status WarmupGemm(const GemmParams&, Stream) override { return {}; }
+  std::int64_t GemmWorkspaceBytes() const override { return 0; }
+  Result<void*> Scratch(ScratchUse use, std::size_t bytes, Stream) override {
+    thread_local const char owner = 0;  // its address names the thread
+    return scratch_.Get(reinterpret_cast<std::uintptr_t>(&owner), static_cast<int>(use), bytes);
+  }
+  bool FusedFits(const MlaCompressParams&) const override { return false; }
+  bool FusedIsFaster(const MlaCompressParams&) const override { return false; }
+  Status MlaCompressFused(const MlaCompressParams&, Stream) override {
+    return Unsupported("path = kFused: the cpu backend has kGemm only");
+  }
+  Status MlaAppendRows(const MlaAppendParams& params, Stream) override {
+    cpu::MlaAppendRows(params);
+    return {};
+  }
+  Status MlaGather(const MlaGatherParams& params, Stream) override {
+    cpu::MlaGather(params);
+    return {};
+  }
+
  private:
   Mappings mappings_;
+  ScratchPool scratch_{*this};  // after what its buffers come from
 };
 
 }  // namespace

@@ -12,5 +12,8 @@ std::shared_ptr<Backend> MakeCpuBackend();
 void RopeUpdate(const RopeUpdateParams& params);
 void AppendRope(const AppendRopeParams& params);
 void BuildStepTables(const StepTablesParams& params);
+void Gemm(const GemmParams& params);
+void MlaAppendRows(const MlaAppendParams& params);
+void MlaGather(const MlaGatherParams& params);
 
 }  // namespace lariat::cpu

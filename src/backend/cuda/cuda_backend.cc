@@ -4,6 +4,8 @@
 #include "backend/cuda/copy.h"
 #include "backend/cuda/error.h"
 #include "backend/cuda/ops.h"
+#include "backend/cuda/products.h"
+#include "backend/scratch_pool.h"
 
 namespace lariat::cuda {
 namespace {
@@ -23,6 +25,7 @@ class CurrentDevice {
   CurrentDevice(const CurrentDevice&) = delete;
   CurrentDevice& operator=(const CurrentDevice&) = delete;
 
+  cudaError_t error() const { return error_; }
   // What `call` returns, unless the device could not be made current.
   template <class Call>
   cudaError_t Run(Call&& call) const {
@@ -129,6 +132,39 @@ class CudaBackend final : public Backend {
     return Call("BuildStepTables", [&] { return cuda::BuildStepTables(params, Handle(stream)); });
   }
 
+  Status Gemm(const GemmParams& params, Stream stream) override {
+    const Result<void*> workspace = Workspace(kProducts, Products::kWorkspaceBytes, stream);
+    if (!workspace.ok()) return workspace.status();
+    const CurrentDevice current(ordinal_);
+    if (Status s = ToStatus(current.error(), "cudaSetDevice"); !s.ok()) return s;
+    return products_.Run(params, *workspace, Handle(stream));
+  }
+  Status WarmupGemm(const GemmParams& params, Stream stream) override {
+    const Result<void*> workspace = Workspace(kProducts, Products::kWorkspaceBytes, stream);
+    if (!workspace.ok()) return workspace.status();
+    const CurrentDevice current(ordinal_);
+    if (Status s = ToStatus(current.error(), "cudaSetDevice"); !s.ok()) return s;
+    return products_.Warmup(params);
+  }
+  std::int64_t GemmWorkspaceBytes() const override { return Products::kWorkspaceBytes; }
+  Result<void*> Scratch(ScratchUse use, std::size_t bytes, Stream stream) override {
+    return Workspace(static_cast<int>(use), bytes, stream);
+  }
+
+  bool FusedFits(const MlaCompressParams& params) const override { return cuda::FusedFits(params); }
+  bool FusedIsFaster(const MlaCompressParams& params) const override {
+    return cuda::FusedIsFaster(params);
+  }
+  Status MlaCompressFused(const MlaCompressParams& params, Stream stream) override {
+    return Call("MlaCompress", [&] { return cuda::MlaCompressFused(params, Handle(stream)); });
+  }
+  Status MlaAppendRows(const MlaAppendParams& params, Stream stream) override {
+    return Call("MlaAppend", [&] { return cuda::MlaAppendRows(params, Handle(stream)); });
+  }
+  Status MlaGather(const MlaGatherParams& params, Stream stream) override {
+    return Call("MlaExpand", [&] { return cuda::MlaGather(params, Handle(stream)); });
+  }
+
  private:
   static cudaEvent_t Handle(Event event) { return static_cast<cudaEvent_t>(event.handle); }
   static cudaStream_t Handle(Stream stream) { return cuda::Handle(stream); }
@@ -138,8 +174,28 @@ class CudaBackend final : public Backend {
     return ToStatus(CurrentDevice(ordinal_).Run(run), what);
   }
 
+  // A ScratchUse, or the products' own.
+  static constexpr int kProducts = -1;
+
+  Result<void*> Workspace(int use, std::size_t bytes, Stream stream) {
+    const auto owner = reinterpret_cast<std::uintptr_t>(stream.handle);
+    if (void* found = scratch_.Find(owner, use, bytes)) return found;
+    if (Status s = CheckNotCaptured(stream); !s.ok()) return s;
+    return scratch_.Get(owner, use, bytes);
+  }
+  Status CheckNotCaptured(Stream stream) const {
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    const Status asked = Call("cudaStreamIsCapturing",
+                              [&] { return cudaStreamIsCapturing(Handle(stream), &capture); });
+    if (!asked.ok() || capture == cudaStreamCaptureStatusNone) return asked;
+    return NotReady(
+        "the stream is being captured and its workspace is too small: call Warmup first");
+  }
+
   const int ordinal_;
   const std::string name_;
+  Products products_;
+  ScratchPool scratch_{*this};
 };
 
 }  // namespace

@@ -13,5 +13,12 @@ cudaError_t AppendRope(const AppendRopeParams& params, cudaStream_t stream);
 // AppendRope in full: with three positions a token, and orders of elements that change.
 cudaError_t AppendRopeSections(const AppendRopeParams& params, cudaStream_t stream);
 cudaError_t BuildStepTables(const StepTablesParams& params, cudaStream_t stream);
+cudaError_t MlaAppendRows(const MlaAppendParams& params, cudaStream_t stream);
+cudaError_t MlaGather(const MlaGatherParams& params, cudaStream_t stream);
+
+// What the fused path takes, and where it is the faster one (mla_compress.cu says why).
+bool FusedFits(const MlaCompressParams& params);
+bool FusedIsFaster(const MlaCompressParams& params);
+cudaError_t MlaCompressFused(const MlaCompressParams& params, cudaStream_t stream);
 
 }  // namespace lariat::cuda

@@ -47,6 +47,15 @@ class NullBackend final : public Backend {
   Status RopeUpdate(const RopeUpdateParams&, Stream) override { return {}; }
   Status AppendRope(const AppendRopeParams&, Stream) override { return {}; }
   Status BuildStepTables(const StepTablesParams&, Stream) override { return {}; }
+  Status Gemm(const GemmParams&, Stream) override { return {}; }
+  Status WarmupGemm(const GemmParams&, Stream) override { return {}; }
+  std::int64_t GemmWorkspaceBytes() const override { return 0; }
+  Result<void*> Scratch(ScratchUse, std::size_t, Stream) override { return nullptr; }
+  bool FusedFits(const MlaCompressParams&) const override { return true; }
+  bool FusedIsFaster(const MlaCompressParams&) const override { return true; }
+  Status MlaCompressFused(const MlaCompressParams&, Stream) override { return {}; }
+  Status MlaAppendRows(const MlaAppendParams&, Stream) override { return {}; }
+  Status MlaGather(const MlaGatherParams&, Stream) override { return {}; }
 
  private:
   std::atomic<std::uint64_t> next_{kFirstAddress};

@@ -1,0 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backend/cpu/cpu_backend.h"
+namespace lariat::cpu {
+void MlaAppendRows(const MlaAppendParams&) {}
+}  // namespace lariat::cpu

@@ -1,0 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backend/cuda/ops.h"
+namespace lariat::cuda {
+cudaError_t MlaGather(const MlaGatherParams&, cudaStream_t) { return cudaErrorNotSupported; }
+}  // namespace lariat::cuda
