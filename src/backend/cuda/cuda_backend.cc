@@ -135,6 +135,10 @@ class CudaBackend final : public Backend {
   Status Gemm(const GemmParams& params, Stream stream) override {
     const Result<void*> workspace = Workspace(kProducts, Products::kWorkspaceBytes, stream);
     if (!workspace.ok()) return workspace.status();
+    // An algorithm's first use may load its code, which a capture does not allow.
+    if (!products_.Knows(params)) {
+      if (Status s = CheckNotCaptured(stream); !s.ok()) return s;
+    }
     const CurrentDevice current(ordinal_);
     if (Status s = ToStatus(current.error(), "cudaSetDevice"); !s.ok()) return s;
     return products_.Run(params, *workspace, Handle(stream));
@@ -189,7 +193,7 @@ class CudaBackend final : public Backend {
                               [&] { return cudaStreamIsCapturing(Handle(stream), &capture); });
     if (!asked.ok() || capture == cudaStreamCaptureStatusNone) return asked;
     return NotReady(
-        "the stream is being captured and its workspace is too small: call Warmup first");
+        "the stream is being captured, and what the call needs is not there: call Warmup first");
   }
 
   const int ordinal_;
