@@ -129,10 +129,7 @@ class CpuBackend final : public Backend {
     return {};
   }
 
-  Status Gemm(const GemmParams& params, Stream) override {
-    cpu::Gemm(params);
-    return {};
-  }
+  Status Gemm(const GemmParams& params, Stream) override { return cpu::Gemm(params); }
   Status WarmupGemm(const GemmParams&, Stream) override { return {}; }
   std::int64_t GemmWorkspaceBytes() const override { return 0; }
   Result<void*> Scratch(ScratchUse use, std::size_t bytes, Stream) override {

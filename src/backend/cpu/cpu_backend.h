@@ -12,7 +12,7 @@ std::shared_ptr<Backend> MakeCpuBackend();
 void RopeUpdate(const RopeUpdateParams& params);
 void AppendRope(const AppendRopeParams& params);
 void BuildStepTables(const StepTablesParams& params);
-void Gemm(const GemmParams& params);
+Status Gemm(const GemmParams& params);  // kResourceExhausted: scratch of the thread
 void MlaAppendRows(const MlaAppendParams& params);
 void MlaGather(const MlaGatherParams& params);
 
