@@ -143,8 +143,7 @@ TEST_CASE("What is valid and not built is unsupported, at Create", "[cache]") {
       {"caller_memory", no, [](CacheConfig& c) { c.memory.caller_memory = &c; }},
       {"layout", no, [](CacheConfig& c) { c.layout = Layout::kLayerMajor; }},  // blocks of 8
   };
-  for (const LayerKind kind :
-       {LayerKind::kSliding, LayerKind::kChunked, LayerKind::kMla, LayerKind::kLinear}) {
+  for (const LayerKind kind : {LayerKind::kSliding, LayerKind::kChunked, LayerKind::kLinear}) {
     refusals.push_back({"kind", no, [kind](CacheConfig& c) {
                           for (LayerSpec& layer : c.layers) {
                             layer.kind = kind;

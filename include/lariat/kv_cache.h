@@ -36,7 +36,7 @@ struct LayerSpec {
 
 // Which tensor-parallel rank this cache serves. A rank stores kv_heads / size heads; where size is
 // the larger, heads are replicated: rank r stores head r * kv_heads / size. One must divide the
-// other.
+// other. MLA's rows are whole on every rank.
 struct Shard {
   int rank = 0;
   int size = 1;
@@ -74,7 +74,7 @@ struct CacheConfig {
   BackendKind backend = BackendKind::kAuto;
   int device_ordinal = 0;
   MemoryConfig memory;
-  int block_size = 16;  // tokens per block, >= 1
+  int block_size = 16;  // tokens per block, >= 1; readers of MLA's rows want 64
   Layout layout = Layout::kBlockMajor;
   Order order = Order::kNHD;
 
@@ -315,6 +315,7 @@ struct StepView {
 
 // One layer's planes, for an attention kernel. Element (block, row, head, i) of K is at
 // k + block * k_block_stride + row * k_row_stride + head * k_head_stride + i, in elements.
+// MLA: K is the latent rows, of one head; v is null, v_dim and V's strides are 0.
 struct LayerView {
   DType dtype = DType::kBF16;
   int kv_heads = 0;  // this rank's
@@ -489,7 +490,7 @@ class KVCache {
   // Copies settled rows [first, first + count) of one layer to host memory, as stored: for checks.
   // Blocks until the last step's work is done.
   //   k: [count, kv_heads, k_dim], v: [count, kv_heads, v_dim], of config().dtype; either may be
-  //   null
+  //   null; of MLA layers v is not looked at
   // Errors: kInvalidArgument, kUnsupported (null backend), kCorruptData, kDeviceError.
   Status ReadRows(SequenceId sequence, int layer, std::int64_t first, std::int64_t count, void* k,
                   void* v);

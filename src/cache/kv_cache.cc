@@ -2,24 +2,15 @@
 // Creation, and the calls that go straight to the block manager.
 #include "lariat/kv_cache.h"
 
-#include <exception>
 #include <utility>
 
 #include "cache/kv_cache_impl.h"
 
 namespace lariat {
 
-namespace {
+using cache::Guarded;
 
-// Memory may run out in any call; a failed call leaves everything as it was, and says so.
-template <class F>
-auto Guarded(F&& call) -> decltype(call()) {
-  try {
-    return call();
-  } catch (const std::exception&) {
-    return Status(Code::kResourceExhausted, "out of memory");  // short: needs no memory itself
-  }
-}
+namespace {
 
 blocks::ManagerConfig ManagerConfigOf(const CacheConfig& config,
                                       const cache::ResolvedConfig& resolved, bool has_memory) {
@@ -308,12 +299,8 @@ Result<PollReport> KVCache::Poll() {
 StepView KVCache::View() const { return impl_->arrays.view(); }
 
 Result<LayerView> KVCache::Layer(int layer) const {
-  const auto& layers = impl_->resolved.layers;
-  if (layer < 0 || layer >= static_cast<int>(layers.size())) {
-    return InvalidArgument("layer " + std::to_string(layer) + ": allowed are 0 to " +
-                           std::to_string(layers.size() - 1));
-  }
-  const LayerSpec& spec = layers[static_cast<std::size_t>(layer)];
+  if (Status s = impl_->CheckLayer(layer); !s.ok()) return s;
+  const LayerSpec& spec = impl_->resolved.layers[static_cast<std::size_t>(layer)];
   const storage::LayerPlanes& planes =
       impl_->storage.layout().layers()[static_cast<std::size_t>(layer)];
   const auto element = static_cast<std::int64_t>(SizeOf(impl_->config.dtype));
@@ -326,7 +313,7 @@ Result<LayerView> KVCache::Layer(int layer) const {
   view.block_size = impl_->config.block_size;
   view.num_blocks = impl_->resolved.num_blocks;
   view.k = base == nullptr ? nullptr : base + planes.k.offset;
-  view.v = base == nullptr ? nullptr : base + planes.v.offset;
+  view.v = base == nullptr || planes.v.empty() ? nullptr : base + planes.v.offset;
   view.k_block_stride = planes.k.block_stride / element;
   view.v_block_stride = planes.v.block_stride / element;
   view.k_row_stride = planes.k.row_bytes / element;

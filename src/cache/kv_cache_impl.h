@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <exception>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -16,6 +17,20 @@
 
 namespace lariat {
 
+namespace cache {
+
+// Memory may run out in any call; a failed call leaves everything as it was, and says so.
+template <class F>
+auto Guarded(F&& call) -> decltype(call()) {
+  try {
+    return call();
+  } catch (const std::exception&) {
+    return Status(Code::kResourceExhausted, "out of memory");  // short: needs no memory itself
+  }
+}
+
+}  // namespace cache
+
 // One place in the ring of steps: what is planned, and the device side of it.
 struct StepRecord {
   blocks::PlannedStep plan;
@@ -25,7 +40,8 @@ struct StepRecord {
 };
 
 // Composes ids (blocks), bytes (storage) and the device; holds no policy of its own.
-// Files: kv_cache.cc (creation, forwarding), kv_cache_steps.cc (the life of a step).
+// Files: kv_cache.cc (creation, forwarding), kv_cache_steps.cc (the life of a step),
+// kv_cache_mla.cc (calls of MLA).
 struct KVCache::Impl {
   Impl(const CacheConfig& config, Device device, cache::ResolvedConfig resolved,
        storage::BlockStorage storage, cache::StepArrays arrays, std::vector<cache::RopeTable> ropes,
@@ -49,7 +65,7 @@ struct KVCache::Impl {
   Status Append(std::uint64_t id, int layer, const AppendInputs& inputs, Stream stream);
   Status Commit(std::uint64_t id, std::span<const StepCommit> commits, Stream stream);
   Status Discard(std::uint64_t id, Stream stream);
-  // // The step has ended and its event is recorded.
+  // The step has ended and its event is recorded.
   void NoteEnd(StepRecord& record);
   // The handle of a step was dropped.
   void Drop(std::uint64_t id) noexcept;
@@ -59,9 +75,48 @@ struct KVCache::Impl {
   // Reads the fault record of a step whose event has passed.
   void Harvest(StepRecord& record);
   Status CheckStream(Stream stream) const;
+  Status CheckLayer(int layer) const;
+  // Also that it is of this kind; else the answer says which calls it takes.
+  Status CheckLayer(int layer, LayerKind kind) const;
+  static Status CheckQuery(const void* q, int q_heads);
+  // The plan of a step that a layer of this kind is called with.
+  // Errors: kNotReady (it is not the most recently prepared step), CheckLayer's.
+  Result<const blocks::PlannedStep*> PlanInUse(std::uint64_t id, int layer, LayerKind kind);
   Status ReadRows(SequenceId sequence, int layer, std::int64_t first, std::int64_t count, void* k,
                   void* v);
   AppendRopeParams AppendParams(int layer, const AppendInputs& inputs, std::int64_t tokens) const;
+  // Which table a layer's rows turn by, and how; nothing is set for a layer without RoPE.
+  template <class Params>
+  void SetRope(int layer, Params& params) const {
+    const int index = resolved.layers[static_cast<std::size_t>(layer)].rope;
+    if (index < 0) return;
+    const RopeSpec& rope = config.ropes[static_cast<std::size_t>(index)];
+    const cache::RopeTable& table = ropes[static_cast<std::size_t>(index)];
+    params.style = rope.style;
+    params.rotary_dim = rope.rotary_dim;
+    params.cos = static_cast<const float*>(table.cos.data());
+    params.sin = static_cast<const float*>(table.sin.data());
+    params.num_positions = config.max_tokens_per_sequence;
+    if ((resolved.two_tables & 1U << index) != 0) {
+      params.table_choice = arrays.view().rope_choice;
+      params.table_mask = 1U << index;
+    }
+  }
+
+  // A call with a step appends or reads its rows; without one it warms up for the largest.
+  Status MlaAppend(std::uint64_t id, int layer, const MlaAppendInputs& inputs, Stream stream);
+  Status MlaExpand(std::uint64_t id, int layer, const MlaExpandInputs& inputs, Stream stream);
+  Status MlaCompress(std::uint64_t id, int layer, const MlaCompressInputs& inputs, Stream stream);
+  Status Warmup(int layer, const MlaAppendInputs& inputs, Stream stream);
+  Status Warmup(int layer, const MlaExpandInputs& inputs, Stream stream);
+  Status Warmup(int layer, const MlaCompressInputs& inputs, Stream stream);
+  Status CheckRank(int layer, int kv_lora_rank) const;
+  Status CheckCompress(const MlaCompressInputs& inputs) const;
+  MlaAppendParams AppendParams(int layer, const MlaAppendInputs& inputs, std::int64_t tokens) const;
+  MlaExpandParams ExpandParams(int layer, const MlaExpandInputs& inputs, int sequences) const;
+  // k and v of the result: rows [tokens][heads * k_dim | heads * v_dim] in the stream's workspace.
+  Result<MlaCompressParams> CompressParams(int layer, const MlaCompressInputs& inputs,
+                                           std::int64_t tokens, Stream stream);
 
   // Publishes the counters; called at the end of every call that changes them.
   void Publish();

@@ -121,18 +121,9 @@ AppendRopeParams KVCache::Impl::AppendParams(int layer, const AppendInputs& inpu
   params.q_head_stride = inputs.q_head_stride;
   params.slots = view.slots;
   params.positions = view.positions;
+  SetRope(layer, params);
   if (spec.rope >= 0) {
     const RopeSpec& rope = config.ropes[static_cast<std::size_t>(spec.rope)];
-    const cache::RopeTable& table = ropes[static_cast<std::size_t>(spec.rope)];
-    params.style = rope.style;
-    params.rotary_dim = rope.rotary_dim;
-    params.cos = static_cast<const float*>(table.cos.data());
-    params.sin = static_cast<const float*>(table.sin.data());
-    params.num_positions = config.max_tokens_per_sequence;
-    if ((resolved.two_tables & 1U << spec.rope) != 0) {
-      params.table_choice = view.rope_choice;
-      params.table_mask = 1U << spec.rope;
-    }
     if (!rope.mrope_sections.empty()) {
       params.position_sections = 3;
       params.section_stride = config.max_tokens_per_step;
@@ -154,8 +145,28 @@ AppendRopeParams KVCache::Impl::AppendParams(int layer, const AppendInputs& inpu
   return params;
 }
 
-Status KVCache::Impl::Append(std::uint64_t id, int layer, const AppendInputs& inputs,
-                             Stream stream) {
+Status KVCache::Impl::CheckLayer(int layer) const {
+  const auto layers = static_cast<int>(resolved.layers.size());
+  if (layer >= 0 && layer < layers) return {};
+  return InvalidArgument("layer " + std::to_string(layer) + ": allowed are 0 to " +
+                         std::to_string(layers - 1));
+}
+
+Status KVCache::Impl::CheckLayer(int layer, LayerKind kind) const {
+  if (Status s = CheckLayer(layer); !s.ok()) return s;
+  if (resolved.layers[static_cast<std::size_t>(layer)].kind == kind) return {};
+  const std::string name = "layer " + std::to_string(layer);
+  if (kind == LayerKind::kMla) {
+    return InvalidArgument(name +
+                           " is of full attention: use Append or MlaCompress; MlaAppend and "
+                           "MlaExpand are for MLA layers");
+  }
+  return InvalidArgument(name +
+                         " is an MLA layer: use MlaAppend; Append and MlaCompress are for layers "
+                         "of full attention");
+}
+
+Result<const PlannedStep*> KVCache::Impl::PlanInUse(std::uint64_t id, int layer, LayerKind kind) {
   const StepRecord* record = Find(id);
   if (manager.has_plan() || record == nullptr || record->plan.phase != StepPhase::kPrepared) {
     return NotReady(Name(id) + " is not prepared, or another plan is not");
@@ -164,17 +175,22 @@ Status KVCache::Impl::Append(std::uint64_t id, int layer, const AppendInputs& in
     return NotReady(Name(id) + " is not the most recently prepared step: that is " +
                     std::to_string(last_prepared));
   }
-  const auto layers = static_cast<int>(resolved.layers.size());
-  if (layer < 0 || layer >= layers) {
-    return InvalidArgument("layer " + std::to_string(layer) + ": allowed are 0 to " +
-                           std::to_string(layers - 1));
-  }
-  if (inputs.q != nullptr && inputs.q_heads < 1) {
-    return InvalidArgument("q_heads " + std::to_string(inputs.q_heads) +
-                           ": allowed are 1 and more with q");
-  }
+  if (Status s = CheckLayer(layer, kind); !s.ok()) return s;
+  return &record->plan;
+}
+
+Status KVCache::Impl::CheckQuery(const void* q, int q_heads) {
+  if (q == nullptr || q_heads >= 1) return {};
+  return InvalidArgument("q_heads " + std::to_string(q_heads) + ": allowed are 1 and more with q");
+}
+
+Status KVCache::Impl::Append(std::uint64_t id, int layer, const AppendInputs& inputs,
+                             Stream stream) {
+  const Result<const PlannedStep*> plan = PlanInUse(id, layer, LayerKind::kFull);
+  if (!plan.ok()) return plan.status();
+  if (Status s = CheckQuery(inputs.q, inputs.q_heads); !s.ok()) return s;
   if (!device.backend().has_memory()) return {};
-  return AppendRope(device, AppendParams(layer, inputs, record->plan.padded_tokens), stream);
+  return AppendRope(device, AppendParams(layer, inputs, (*plan)->padded_tokens), stream);
 }
 
 void KVCache::Impl::NoteEnd(StepRecord& record) {
@@ -290,11 +306,7 @@ Status KVCache::Impl::ReadRows(SequenceId id, int layer, std::int64_t first, std
   const auto found = manager.Get(id);
   if (!found.ok()) return found.status();
   const blocks::Sequence& sequence = **found;
-  const auto layers = static_cast<int>(resolved.layers.size());
-  if (layer < 0 || layer >= layers) {
-    return InvalidArgument("layer " + std::to_string(layer) + ": allowed are 0 to " +
-                           std::to_string(layers - 1));
-  }
+  if (Status s = CheckLayer(layer); !s.ok()) return s;
   if (first < 0 || count < 0 || first > sequence.settled || count > sequence.settled - first) {
     return InvalidArgument("rows " + std::to_string(first) + " + " + std::to_string(count) +
                            ": allowed are those within the " + std::to_string(sequence.settled) +

@@ -11,6 +11,10 @@ namespace lariat::cache {
 namespace {
 
 constexpr std::int64_t kMaxBlocks = std::numeric_limits<std::int32_t>::max();
+constexpr int kMaxLatentRow = 131072;  // elements
+
+// REQUIRES: one of the two that are built.
+std::string KindName(LayerKind kind) { return kind == LayerKind::kMla ? "mla" : "full"; }
 
 Status OutOfRange(const std::string& field, std::int64_t value, const std::string& allowed) {
   return InvalidArgument(field + " " + std::to_string(value) + ": allowed are " + allowed);
@@ -27,23 +31,36 @@ Status CheckWidth(const std::string& field, int value) {
   return OutOfRange(field, value, "even widths from 2 to 512");
 }
 
-Status CheckLayer(const CacheConfig& config, std::size_t index) {
+std::string LayerName(std::size_t index) { return "layers[" + std::to_string(index) + "]."; }
+
+// A rope turns no more than a row has.
+Status CheckLayerRope(const CacheConfig& config, std::size_t index) {
   const LayerSpec& layer = config.layers[index];
-  const std::string name = "layers[" + std::to_string(index) + "].";
-  if (layer.kind != LayerKind::kFull) {
-    return Unsupported(name + "kind: only full attention is built");
+  const std::string name = LayerName(index);
+  const auto ropes = static_cast<int>(config.ropes.size());
+  if (Status s = CheckRange(name + "rope", layer.rope, -1, ropes - 1); !s.ok()) return s;
+  if (layer.rope < 0) return {};
+  const RopeSpec& rope = config.ropes[static_cast<std::size_t>(layer.rope)];
+  const std::string rope_name = "ropes[" + std::to_string(layer.rope) + "].";
+  if (rope.rotary_dim > layer.k_dim) {
+    return OutOfRange(rope_name + "rotary_dim", rope.rotary_dim,
+                      "those up to " + name + "k_dim " + std::to_string(layer.k_dim));
   }
+  if (layer.kind == LayerKind::kMla && !rope.mrope_sections.empty()) {
+    return Unsupported(rope_name + "mrope_sections with " + name +
+                       "kind mla: several positions are not built for MLA");
+  }
+  return {};
+}
+
+Status CheckFullLayer(const CacheConfig& config, std::size_t index) {
+  const LayerSpec& layer = config.layers[index];
+  const std::string name = LayerName(index);
   if (Status s = CheckRange(name + "kv_heads", layer.kv_heads, 1, 65536); !s.ok()) return s;
   if (Status s = CheckWidth(name + "k_dim", layer.k_dim); !s.ok()) return s;
   if (Status s = CheckWidth(name + "v_dim", layer.v_dim); !s.ok()) return s;
   if (layer.window != 0) return OutOfRange(name + "window", layer.window, "0 for full attention");
-  const auto ropes = static_cast<int>(config.ropes.size());
-  if (Status s = CheckRange(name + "rope", layer.rope, -1, ropes - 1); !s.ok()) return s;
-  if (layer.rope >= 0 && config.ropes[layer.rope].rotary_dim > layer.k_dim) {
-    return OutOfRange("ropes[" + std::to_string(layer.rope) + "].rotary_dim",
-                      config.ropes[layer.rope].rotary_dim,
-                      "those up to " + name + "k_dim " + std::to_string(layer.k_dim));
-  }
+  if (Status s = CheckLayerRope(config, index); !s.ok()) return s;
   const int size = config.shard.size;
   if (layer.kv_heads % size != 0 && size % layer.kv_heads != 0) {
     return InvalidArgument(name + "kv_heads " + std::to_string(layer.kv_heads) +
@@ -51,6 +68,29 @@ Status CheckLayer(const CacheConfig& config, std::size_t index) {
                            ": one must divide the other");
   }
   return {};
+}
+
+// One latent row a token, the same on every rank of whatever shard.
+Status CheckMlaLayer(const CacheConfig& config, std::size_t index) {
+  const LayerSpec& layer = config.layers[index];
+  const std::string name = LayerName(index);
+  if (layer.kv_heads != 1) return OutOfRange(name + "kv_heads", layer.kv_heads, "1 for MLA");
+  if (Status s = CheckRange(name + "k_dim", layer.k_dim, 1, kMaxLatentRow); !s.ok()) return s;
+  if (layer.v_dim != 0) return OutOfRange(name + "v_dim", layer.v_dim, "0 for MLA");
+  if (layer.window != 0) return OutOfRange(name + "window", layer.window, "0 for MLA");
+  return CheckLayerRope(config, index);
+}
+
+Status CheckLayer(const CacheConfig& config, std::size_t index) {
+  const LayerKind kind = config.layers[index].kind;
+  if (kind != LayerKind::kFull && kind != LayerKind::kMla) {
+    return Unsupported(LayerName(index) + "kind: only full attention and MLA are built");
+  }
+  if (kind != config.layers[0].kind) {
+    return Unsupported(LayerName(index) + "kind " + KindName(kind) + " beside layers[0].kind " +
+                       KindName(config.layers[0].kind) + ": one cache holds layers of one kind");
+  }
+  return kind == LayerKind::kMla ? CheckMlaLayer(config, index) : CheckFullLayer(config, index);
 }
 
 Status CheckUse(const CacheConfig& config) {

@@ -10,13 +10,16 @@
 namespace lariat::storage {
 
 // Where one layer's K or V lies. Row r of block b starts at offset + b * block_stride + r *
-// row_bytes from the pool's first byte; its heads follow one another.
+// row_bytes from the pool's first byte; its heads follow one another. MLA's latent rows are its K;
+// its V is no plane at all: every field is 0.
 struct Plane {
   std::int64_t offset = 0;        // bytes
   std::int64_t block_stride = 0;  // bytes
   std::int64_t row_bytes = 0;     // heads * dim * element size
   int heads = 0;
   int dim = 0;  // elements
+
+  bool empty() const { return row_bytes == 0; }
 };
 
 struct LayerPlanes {

@@ -34,6 +34,7 @@ Status BlockStorage::Move(std::span<const BlockMove> moves, Stream stream) {
     }
     for (const LayerPlanes& planes : layout_.layers()) {
       for (const Plane* plane : {&planes.k, &planes.v}) {
+        if (plane->empty()) continue;
         copies_.push_back({At(*plane, move.to, 0), At(*plane, move.from, 0),
                            static_cast<std::size_t>(plane->block_stride)});
       }
@@ -46,7 +47,7 @@ Status BlockStorage::ReadRows(int layer, std::int32_t block, int first_row, int 
                               void* v, Stream stream) {
   const LayerPlanes& planes = layout_.layers()[static_cast<std::size_t>(layer)];
   for (const auto& [plane, out] : {std::pair{&planes.k, k}, std::pair{&planes.v, v}}) {
-    if (out == nullptr) continue;
+    if (out == nullptr || plane->empty()) continue;
     const BlockCopy copy{out, At(*plane, block, first_row),
                          static_cast<std::size_t>(rows * plane->row_bytes)};
     if (Status copied = device_.backend().Copy({&copy, 1}, stream); !copied.ok()) return copied;

@@ -32,7 +32,7 @@ class BlockStorage {
   Status Move(std::span<const BlockMove> moves, Stream stream);
 
   // Copies rows [first_row, first_row + rows) of one block and layer to host memory.
-  //   k: [rows, heads, dim] of K, may be null; v alike
+  //   k: [rows, heads, dim] of K, may be null; v alike, not looked at where there is no such plane
   // Host memory must live until the stream has passed the call.
   Status ReadRows(int layer, std::int32_t block, int first_row, int rows, void* k, void* v,
                   Stream stream);
