@@ -26,6 +26,14 @@ double LoadElement(DType dtype, const std::byte* data, std::int64_t i);
 // Rounds once, to nearest even.
 void StoreElement(DType dtype, std::byte* data, std::int64_t i, double value);
 
+// Half the distance from 1 to the next number: what one rounding may change, relatively.
+constexpr double RoundingUnit(DType dtype) {
+  return dtype == DType::kBF16 ? 0x1p-8 : dtype == DType::kFP16 ? 0x1p-11 : 0x1p-24;
+}
+
+// Tokens that the plain loop of a large product goes through.
+inline constexpr std::int64_t kCheckedTokens = 4;
+
 // Turns the pair (x, y) as docs/numerics.md says: in fp32, fp64 for kFP64, each product and the sum
 // rounded; written anew here, to check the operations against.
 void RotatePair(DType dtype, double& x, double& y, double cos, double sin);

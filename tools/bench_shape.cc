@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench_shape.h"
 
+#include <algorithm>
 #include <charconv>
 #include <set>
 
@@ -32,6 +33,12 @@ struct Reader {
     }
     return false;
   }
+  bool operator()(Choice* value) const {
+    const auto found = std::find(value->words.begin(), value->words.end(), text);
+    if (found == value->words.end()) return false;
+    value->value = static_cast<int>(found - value->words.begin());
+    return true;
+  }
   bool operator()(RopeStyle* value) const {
     for (const RopeStyle style : {RopeStyle::kHalf, RopeStyle::kInterleaved}) {
       if (text != StyleName(style)) continue;
@@ -46,11 +53,22 @@ struct Writer {
   std::string operator()(const std::int64_t* value) const { return std::to_string(*value); }
   std::string operator()(const DType* value) const { return std::string(DTypeName(*value)); }
   std::string operator()(const RopeStyle* value) const { return std::string(StyleName(*value)); }
+  std::string operator()(const Choice* value) const {
+    return std::string(value->words[static_cast<std::size_t>(value->value)]);
+  }
 };
 
 std::string Allowed(const ShapeField& field) {
   if (std::holds_alternative<DType*>(field.value)) return "fp32, fp16, bf16, fp64";
   if (std::holds_alternative<RopeStyle*>(field.value)) return "half, interleaved";
+  if (const auto* const choice = std::get_if<Choice*>(&field.value)) {
+    std::string words;
+    for (const std::string_view word : (*choice)->words) {
+      if (!words.empty()) words += ", ";
+      words.append(word);
+    }
+    return words;
+  }
   return std::to_string(field.min) + ".." + std::to_string(field.max);
 }
 

@@ -5,16 +5,23 @@
 #include <string>
 #include <string_view>
 #include <variant>
+#include <vector>
 
 #include "lariat/status.h"
 #include "lariat/types.h"
 
 namespace lariat::tools {
 
+// A value out of a few words: `value` is the index into `words`.
+struct Choice {
+  std::vector<std::string_view> words;
+  int value = 0;
+};
+
 // One key of a --shape text and the variable behind it. Numbers may be min..max.
 struct ShapeField {
   std::string_view key;
-  std::variant<std::int64_t*, DType*, RopeStyle*> value;
+  std::variant<std::int64_t*, DType*, RopeStyle*, Choice*> value;
   std::int64_t min = 0;
   std::int64_t max = 0;
 };

@@ -13,6 +13,13 @@
 
 namespace lariat::tools {
 
+// A matrix product of an operation, [rows, inner] x [inner, columns], `batch` times with weights of
+// their own.
+struct Product {
+  std::int64_t rows = 0, columns = 0, inner = 0, batch = 1;
+  bool out_in = false;  // the weights lie as [columns, inner]
+};
+
 // One operation at one shape: its buffers, its launches, and a check of what it gives. A hot
 // workload has one working set; a cold one rotates over sets of kColdBytes together, so that the
 // next launch finds nothing of its own in a cache.
@@ -41,6 +48,9 @@ class Workload {
   // Of one launch: bytes that must move, and floating-point operations.
   virtual std::int64_t bytes() const = 0;
   virtual std::int64_t flops() const = 0;
+  // The products that it holds. Where there are some, the ceiling is what they take alone, by the
+  // best of the algorithms that the machine's library proposes.
+  virtual std::vector<Product> products() const { return {}; }
 
   // Makes the buffers and fills them with random data.
   // Errors: kInvalidArgument (too small to be cold), kResourceExhausted, kDeviceError.
@@ -52,7 +62,7 @@ class Workload {
   virtual Status Check(Stream stream) = 0;
 
   bool hot() const { return hot_; }
-  std::int64_t sets() const {
+  virtual std::int64_t sets() const {
     return hot_ ? 1 : std::max<std::int64_t>(1, (kColdBytes + bytes() - 1) / bytes());
   }
 
@@ -70,5 +80,8 @@ class Workload {
 
 std::unique_ptr<Workload> MakeAppendWorkload(bool hot);
 std::unique_ptr<Workload> MakeRopeUpdateWorkload(bool hot);
+std::unique_ptr<Workload> MakeMlaCompressWorkload(bool hot);
+std::unique_ptr<Workload> MakeMlaAppendWorkload(bool hot);
+std::unique_ptr<Workload> MakeMlaExpandWorkload(bool hot);
 
 }  // namespace lariat::tools

@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "bench_ops.h"
+#include "bench_product.h"
 #include "bench_timer.h"
 #include "bench_workload.h"
 #include "commands.h"
@@ -30,8 +32,6 @@ struct BenchOptions {
   std::string json;
 };
 
-using MakeWorkload = std::unique_ptr<Workload> (*)(bool hot);
-
 // One line of the result.
 struct BenchRow {
   MakeWorkload make = nullptr;
@@ -42,57 +42,10 @@ struct BenchRow {
   bool prepared = false;
   Status status;
   double median_s = 0;
+  double products_s = 0;  // of its products alone; 0: it has none
 };
 
 constexpr int kSamples = 11;
-
-struct DefaultRow {
-  const char* shape;
-  bool hot;
-};
-
-struct Op {
-  const char* name;
-  MakeWorkload make;
-  std::vector<DefaultRow> rows;
-};
-
-const std::vector<Op>& Ops() {
-  static const std::vector<Op> ops = {
-      {"append",
-       MakeAppendWorkload,
-       {{"T=1", true},
-        {"T=64", true},
-        {"T=64", false},
-        {"T=256", false},
-        {"T=1024", false},
-        {"T=8192", false},
-        {"T=65536", false},
-        {"T=1,q_heads=32", true},
-        {"T=64,q_heads=32", true},
-        {"T=256,q_heads=32", false},
-        {"T=1024,q_heads=32", false},
-        {"T=8192,q_heads=32", false},
-        {"T=65536,q_heads=32", false}}},
-      {"rope-update",
-       MakeRopeUpdateWorkload,
-       {{"B=2,T=8,L=128,H=4,D=32", true}, {"B=8,T=64,L=8192,H=8,D=64", false}}}};
-  return ops;
-}
-
-// Named on the command line by the design, and not built.
-const std::vector<std::string> kUnbuilt = {"mla-compress", "mla-append", "mla-expand", "swap",
-                                           "manager"};
-
-Result<const Op*> FindOp(const std::string& name) {
-  for (const Op& op : Ops()) {
-    if (name == op.name) return &op;
-  }
-  for (const std::string& unbuilt : kUnbuilt) {
-    if (name == unbuilt) return Unsupported("bench " + name + " is not built yet");
-  }
-  return InvalidArgument("bench " + name + "; allowed: append, rope-update, all");
-}
 
 Result<std::vector<const Op*>> SelectOps(const BenchOptions& options) {
   std::vector<const Op*> selected;
@@ -181,6 +134,12 @@ class Bench : public benchmark::BenchmarkReporter {
 
   void Sample(BenchRow& row, benchmark::State& state);
   Status Prepare(BenchRow& row);
+  Status TimeProducts(BenchRow& row);
+  // In GB/s where bytes are moved, in TFLOP/s where there are products.
+  double Ceiling(const BenchRow& row) const;
+  double Fraction(const BenchRow& row) const {
+    return row.products_s > 0 ? row.products_s / row.median_s : GbPerS(row) / ceiling_;
+  }
   double GbPerS(const BenchRow& row) const {
     return static_cast<double>(row.workload->bytes()) / row.median_s / 1e9;
   }
@@ -231,11 +190,31 @@ Status Bench::Prepare(BenchRow& row) {
   try {
     Status status = row.workload->Prepare(device_, stream_);
     if (status.ok()) status = row.workload->Check(stream_);
+    if (status.ok()) status = TimeProducts(row);
     if (status.ok()) status = timer_->Begin(*row.workload, stream_);
     return status;
   } catch (const std::bad_alloc&) {  // of the data on the host
     return row.workload->NoRoom();
   }
+}
+
+Status Bench::TimeProducts(BenchRow& row) {
+  for (const Product& product : row.workload->products()) {
+    const Result<double> seconds = ProductSeconds(device_, *timer_, product, row.workload->dtype(),
+                                                  row.workload->sets(), stream_);
+    if (!seconds.ok()) return seconds.status();
+    row.products_s += *seconds;
+  }
+  return Status::Ok();
+}
+
+double Bench::Ceiling(const BenchRow& row) const {
+  if (row.products_s == 0) return ceiling_;
+  double flops = 0;
+  for (const Product& p : row.workload->products()) {
+    flops += 2.0 * static_cast<double>(p.batch * p.rows) * static_cast<double>(p.columns * p.inner);
+  }
+  return flops / row.products_s / 1e12;
 }
 
 // One repetition; the first one makes the row ready.
@@ -268,8 +247,8 @@ void Bench::ReportRuns(const std::vector<Run>& runs) {
 
 void Bench::PrintRow(const BenchRow& row) const {
   fmt::print("{:<12} {:>4} {:>12.3f} {:>9.1f} {:>8.1f}%  {} {}\n", row.workload->op(),
-             row.hot ? "hot" : "cold", row.median_s * 1e6, GbPerS(row),
-             100 * GbPerS(row) / ceiling_, DTypeName(row.workload->dtype()), row.shape);
+             row.hot ? "hot" : "cold", row.median_s * 1e6, GbPerS(row), 100 * Fraction(row),
+             DTypeName(row.workload->dtype()), row.shape);
   std::fflush(stdout);
 }
 
@@ -299,8 +278,8 @@ std::string Bench::Json() const {
          {"median_us", row.median_s * 1e6},
          {"gb_per_s", GbPerS(row)},
          {"tflop_per_s", static_cast<double>(row.workload->flops()) / row.median_s / 1e12},
-         {"ceiling", ceiling_},
-         {"fraction", GbPerS(row) / ceiling_}});
+         {"ceiling", Ceiling(row)},
+         {"fraction", Fraction(row)}});
   }
   return list.dump(2) + "\n";
 }
@@ -341,7 +320,7 @@ void AddBench(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<BenchOptions>();
   CLI::App* const command =
       app.add_subcommand("bench", "What the operations cost, beside this machine's ceiling");
-  command->add_option("op", options->ops, "append, rope-update, all")->required();
+  command->add_option("op", options->ops, OpNames())->required();
   command
       ->add_option("--shape", options->shapes,
                    "KEY=VALUE,... over the operation's defaults; may be repeated")

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench_ops.h"
+
+namespace lariat::tools {
+namespace {
+
+// Named on the command line by the design, and not built.
+const std::vector<std::string> kUnbuilt = {"swap", "manager"};
+
+// DeepSeek-V3's latent and up-projections.
+const std::string kDeepSeek =
+    "model_dim=7168,rank=512,heads=128,k_dim=128,v_dim=128,dtype=bf16,layout=out-in,up=packed,";
+
+}  // namespace
+
+const std::vector<Op>& Ops() {
+  static const std::vector<Op> ops = {
+      {"append",
+       MakeAppendWorkload,
+       {{"T=1", true},
+        {"T=64", true},
+        {"T=64", false},
+        {"T=256", false},
+        {"T=1024", false},
+        {"T=8192", false},
+        {"T=65536", false},
+        {"T=1,q_heads=32", true},
+        {"T=64,q_heads=32", true},
+        {"T=256,q_heads=32", false},
+        {"T=1024,q_heads=32", false},
+        {"T=8192,q_heads=32", false},
+        {"T=65536,q_heads=32", false}}},
+      {"rope-update",
+       MakeRopeUpdateWorkload,
+       {{"B=2,T=8,L=128,H=4,D=32", true}, {"B=8,T=64,L=8192,H=8,D=64", false}}},
+      {"mla-compress",
+       MakeMlaCompressWorkload,
+       {{"T=384", true},
+        {kDeepSeek + "T=1", true},
+        {kDeepSeek + "T=64", true},
+        {kDeepSeek + "T=1024", false},
+        {kDeepSeek + "T=8192", false}}},
+      {"mla-append",
+       MakeMlaAppendWorkload,
+       {{"T=1", true},
+        {"T=64", true},
+        {"T=256", false},
+        {"T=1024", false},
+        {"T=8192", false},
+        {"T=65536", false},
+        {"T=1,from=hidden", true},
+        {"T=64,from=hidden", true},
+        {"T=1024,from=hidden", false},
+        {"T=8192,from=hidden", false}}},
+      {"mla-expand", MakeMlaExpandWorkload, {{"T=1024", false}, {"T=8192", false}}}};
+  return ops;
+}
+
+std::string OpNames() {
+  std::string names;
+  for (const Op& op : Ops()) names.append(op.name).append(", ");
+  return names + "all";
+}
+
+Result<const Op*> FindOp(const std::string& name) {
+  for (const Op& op : Ops()) {
+    if (name == op.name) return &op;
+  }
+  for (const std::string& unbuilt : kUnbuilt) {
+    if (name == unbuilt) return Unsupported("bench " + name + " is not built yet");
+  }
+  return InvalidArgument("bench " + name + "; allowed: " + OpNames());
+}
+
+}  // namespace lariat::tools
