@@ -131,7 +131,7 @@ TEST_CASE("the step worked by hand: FLOPs and bytes, to the last one") {
   CHECK(model.head_weights == 525336576.0);
   CHECK(model.gemm_row_values == 2228224.0);
   CHECK(model.head_row_values == 132352.0);
-  CHECK(model.kv_bytes == 131072.0);
+  CHECK(model.decode_attention.context_bytes == 131072.0);
 
   const StepTime flops = lariat::CostStep(model, Counter(true), work);
   CHECK(flops.gemm_s == 8107421859840.0);
@@ -209,6 +209,56 @@ TEST_CASE("experts: the expected number of distinct ones") {
         32 * (8 * 2 * model.expert_weights + 4000 * visit_bytes));
 }
 
+TEST_CASE("MLA: prefills expand their context, decodes attend to latents") {
+  const ModelConfig config = *lariat::ModelPreset("deepseek-v3");
+  const Result<ModelCost> made = lariat::MakeModelCost(config, DType::kBF16);
+  REQUIRE(made.ok());
+  const ModelCost model = *made;
+  // 61 layers of 128 heads: queries of 128 + 64 through 1536, latents of 512, rows of 576.
+  const double attention = 7168 * 1536 + 1536 * 128 * 192 + 7168 * 576 + 128 * 128 * 7168;
+  const double experts = 7168 * 256 + 3 * 7168 * 2048;  // the router and the shared one
+  CHECK(model.gemm_weights == 61 * attention + 3 * (3.0 * 7168 * 18432) + 58 * experts);
+  CHECK(model.up_weights == 61.0 * 512 * 128 * (128 + 128));
+  CHECK(model.decode_attention.flops == 61.0 * 2 * 128 * (576 + 512));
+  CHECK(model.decode_attention.row_bytes == 61.0 * 2 * 128 * (576 + 512));
+  CHECK(model.decode_attention.context_bytes == 70272.0);
+  CHECK(model.prefill_attention.flops == 61.0 * 2 * 128 * (192 + 128));
+  CHECK(model.prefill_attention.context_bytes == 61.0 * 2 * 128 * (192 + 128));
+  CHECK(model.append_row_bytes == 2 * 70272.0);
+
+  StepWork work;
+  work.Add(1, 1000, false);  // a decode
+  work.Add(10, 300, false);  // rows 291 to 300 of a prompt: 2,955 tokens attended to
+  const StepTime flops = lariat::CostStep(model, Counter(true), work);
+  CHECK(flops.gemm_s == 2 * (11 * model.gemm_weights + 301 * model.up_weights));
+  CHECK(flops.decode_attention_s == 1000 * model.decode_attention.flops);
+  CHECK(flops.prefill_attention_s == 2955 * model.prefill_attention.flops);
+  const StepTime bytes = lariat::CostStep(model, Counter(false), work);
+  const double row_values = 61.0 * (7168 + 1536 + 1536 + 24576 + 7168 + 576 + 16384 + 7168) +
+                            3.0 * (7168 + 2 * 18432 + 18432 + 7168) +
+                            58.0 * (7168 + 256 + 7168 + 2 * 2048 + 2048 + 7168);
+  const double absorbed = 61.0 * (128 * (128 + 512) + 128 * (512 + 128));
+  const double expanded = 61.0 * (576 + 128 * (192 + 128));
+  CHECK(bytes.gemm_s == 2 * (model.gemm_weights + model.up_weights) +
+                            2 * (11 * row_values + absorbed + 300 * expanded));
+  CHECK(bytes.decode_attention_s == model.decode_attention.row_bytes + 1000 * 70272.0);
+  CHECK(bytes.prefill_attention_s == 310 * model.prefill_attention.context_bytes);
+  CHECK(bytes.append_s == 11 * 2 * 70272.0);
+
+  // A wider cache widens what is read of it, and not what is expanded from it.
+  const ModelCost wide = *lariat::MakeModelCost(config, DType::kFP32);
+  CHECK(wide.decode_attention.context_bytes == 2 * 70272.0);
+  CHECK(wide.prefill_attention.context_bytes == model.prefill_attention.context_bytes);
+  CHECK(wide.append_row_bytes == 3 * 70272.0);
+
+  // Queries that are projected at once.
+  const ModelCost lite =
+      *lariat::MakeModelCost(*lariat::ModelPreset("deepseek-v2-lite"), DType::kBF16);
+  const double lite_attention = 2048 * 16 * 192 + 2048 * 576 + 16 * 128 * 2048;
+  CHECK(lite.gemm_weights ==
+        27 * lite_attention + 3.0 * 2048 * 10944 + 26 * (2048.0 * 64 + 3 * 2048 * 2 * 1408));
+}
+
 TEST_CASE("classes without work take no time, copies go at the link's speed") {
   const ModelCost model = Llama8B();
   const DeviceSpec device = H200();
@@ -234,7 +284,8 @@ TEST_CASE("classes without work take no time, copies go at the link's speed") {
 TEST_CASE("a wider cache costs more to read and to write") {
   const ModelCost narrow = Llama8B();
   const ModelCost wide = Llama8B(DType::kFP32);
-  CHECK(wide.kv_bytes == 2 * narrow.kv_bytes);
+  CHECK(wide.decode_attention.context_bytes == 2 * narrow.decode_attention.context_bytes);
+  CHECK(wide.prefill_attention.context_bytes == 2 * narrow.prefill_attention.context_bytes);
   CHECK(narrow.append_row_bytes == 2 * 131072.0);
   CHECK(wide.append_row_bytes == 131072.0 + 262144.0);
   CHECK(wide.gemm_weights == narrow.gemm_weights);
@@ -276,8 +327,25 @@ TEST_CASE("models that cannot be costed") {
         "InvalidArgument: model: experts_per_token is 0; allowed: 1..4, which is experts");
   CHECK(refusal([](Model& m) { m.layers[3].v_dim = 0; }) ==
         "InvalidArgument: model: layers[].v_dim is 0; allowed: >= 1");
-  CHECK(refusal([](Model& m) { m.layers[3].kind = lariat::LayerKind::kMla; }).substr(0, 12) ==
-        "Unsupported:");
+  CHECK(refusal([](Model& m) { m.layers[3].kind = lariat::LayerKind::kSliding; }) ==
+        "Unsupported: model: layers[3] is sliding; allowed: full attention and MLA, other kinds "
+        "are not built in this version");
+  CHECK(refusal([](Model& m) { m.layers[3].kind = lariat::LayerKind::kMla; }) ==
+        "InvalidArgument: model: mla.kv_lora_rank is 0; allowed: >= 1");
+  const auto latent_refusal = [&](auto spoil) {
+    ModelConfig model = *lariat::ModelPreset("deepseek-v3");
+    spoil(model);
+    const Result<ModelCost> cost = lariat::MakeModelCost(model, DType::kBF16);
+    REQUIRE_FALSE(cost.ok());
+    return cost.status().ToString();
+  };
+  CHECK(latent_refusal([](Model& m) { m.mla.v_head_dim = 0; }) ==
+        "InvalidArgument: model: mla.v_head_dim is 0; allowed: >= 1");
+  CHECK(latent_refusal([](Model& m) { m.mla.q_lora_rank = -1; }) ==
+        "InvalidArgument: model: mla.q_lora_rank is -1; allowed: >= 0");
+  CHECK(latent_refusal([](Model& m) { m.layers[60].k_dim = 512; }) ==
+        "InvalidArgument: model: layers[].k_dim is 512; allowed: 576, which is kv_lora_rank + "
+        "qk_rope_head_dim");
 }
 
 TEST_CASE("the built-in device is the file, and every number has a source") {

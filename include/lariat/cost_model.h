@@ -57,6 +57,13 @@ Result<DeviceSpec> LoadDevice(const std::string& name_or_path);
 // The devices that are built in, sorted: "h200".
 std::vector<std::string> DeviceNames();
 
+// Attention of one kind, over all layers.
+struct AttentionCost {
+  double flops = 0.0;          // per row and token of context: scores and weighted sum
+  double row_bytes = 0.0;      // per row: the query read, the result written
+  double context_bytes = 0.0;  // per token of context: keys and values read, or latents
+};
+
 // What a model costs per row, per token of context and per step, summed over its layers. A value;
 // made once by MakeModelCost, or by hand.
 struct ModelCost {
@@ -77,11 +84,16 @@ struct ModelCost {
   double expert_weights = 0.0;     // elements of one expert
   double expert_row_values = 0.0;  // elements that one row reads and writes at one expert
 
-  // Attention and append, over all layers.
-  double attention_flops = 0.0;      // per row and token of context: scores and weighted sum
-  double attention_row_bytes = 0.0;  // per row: the query read, the result written
-  double kv_bytes = 0.0;             // K and V of one token
-  double append_row_bytes = 0.0;     // per row: K and V read as they come, K and V written
+  // MLA's up-projection, W_UK and W_UV, counted with the GEMMs. Each token in the context of a
+  // sequence that prefills is expanded by it to keys and values of all heads; one that decodes
+  // attends to latents, and its row's query and result pass through it instead (absorbed).
+  double up_weights = 0.0;           // elements, read once a step
+  double expand_token_values = 0.0;  // elements that a token expanded reads and writes
+  double absorb_row_values = 0.0;    // elements that a row reads and writes
+
+  AttentionCost prefill_attention;  // the two differ for MLA alone
+  AttentionCost decode_attention;
+  double append_row_bytes = 0.0;  // per row: K and V, or its latent, read as they come and written
 
   double weight_bytes = 2.0;  // bytes of one weight element
   double value_bytes = 2.0;   // bytes of one activation
@@ -90,7 +102,7 @@ struct ModelCost {
 // The costs of `model` with its cache in cache_dtype and its weights and activations in
 // weights_dtype, unsharded.
 // Errors: kInvalidArgument: a field of the model that is missing (<= 0) or contradicts another,
-//   named. kUnsupported: a layer of a kind other than kFull.
+//   named. kUnsupported: a layer of a kind other than kFull and kMla.
 Result<ModelCost> MakeModelCost(const ModelConfig& model, DType cache_dtype,
                                 DType weights_dtype = DType::kBF16);
 

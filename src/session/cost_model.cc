@@ -19,11 +19,18 @@ double Seconds(const Demand& demand, const Efficiency& reach, const DeviceSpec& 
                   demand.bytes / (reach.bytes.value * device.bytes_per_s.value));
 }
 
-Demand GemmDemand(const ModelCost& model, double rows, double logit_rows) {
+Demand GemmDemand(const ModelCost& model, const StepWork& work) {
+  const auto rows = static_cast<double>(work.rows());
+  const auto logit_rows = static_cast<double>(work.logit_rows);
+  const auto absorbed = static_cast<double>(work.decode_rows);
+  const auto expanded = static_cast<double>(work.prefill_context);
   Demand demand;
-  demand.flops = 2.0 * (model.gemm_weights * rows + model.head_weights * logit_rows);
-  const double weights = model.gemm_weights + (logit_rows > 0 ? model.head_weights : 0.0);
-  const double values = model.gemm_row_values * rows + model.head_row_values * logit_rows;
+  demand.flops = 2.0 * (model.gemm_weights * rows + model.up_weights * (absorbed + expanded) +
+                        model.head_weights * logit_rows);
+  const double weights =
+      model.gemm_weights + model.up_weights + (logit_rows > 0 ? model.head_weights : 0.0);
+  const double values = model.gemm_row_values * rows + model.absorb_row_values * absorbed +
+                        model.expand_token_values * expanded + model.head_row_values * logit_rows;
   demand.bytes = model.weight_bytes * weights + model.value_bytes * values;
   return demand;
 }
@@ -41,12 +48,12 @@ Demand MoeDemand(const ModelCost& model, double rows) {
   return demand;
 }
 
-Demand AttentionDemand(const ModelCost& model, std::int64_t rows, std::int64_t context,
+Demand AttentionDemand(const AttentionCost& cost, std::int64_t rows, std::int64_t context,
                        std::int64_t row_context) {
   Demand demand;
-  demand.flops = model.attention_flops * static_cast<double>(row_context);
-  demand.bytes = model.attention_row_bytes * static_cast<double>(rows) +
-                 model.kv_bytes * static_cast<double>(context);
+  demand.flops = cost.flops * static_cast<double>(row_context);
+  demand.bytes = cost.row_bytes * static_cast<double>(rows) +
+                 cost.context_bytes * static_cast<double>(context);
   return demand;
 }
 
@@ -64,6 +71,32 @@ std::string KindName(LayerKind kind) {
     case LayerKind::kLinear: return "linear";
   }
   return "unknown";
+}
+
+Status CheckLatents(const MlaDims& mla, const LayerSpec& layer) {
+  if (mla.kv_lora_rank < 1) return Refuse("mla.kv_lora_rank", mla.kv_lora_rank, ">= 1");
+  if (mla.qk_rope_head_dim < 0) return Refuse("mla.qk_rope_head_dim", mla.qk_rope_head_dim, ">= 0");
+  if (mla.qk_nope_head_dim < 0) return Refuse("mla.qk_nope_head_dim", mla.qk_nope_head_dim, ">= 0");
+  if (mla.v_head_dim < 1) return Refuse("mla.v_head_dim", mla.v_head_dim, ">= 1");
+  if (mla.q_lora_rank < 0) return Refuse("mla.q_lora_rank", mla.q_lora_rank, ">= 0");
+  const std::int64_t row = std::int64_t{mla.kv_lora_rank} + mla.qk_rope_head_dim;
+  if (layer.k_dim == row) return Status::Ok();
+  return Refuse("layers[].k_dim", layer.k_dim,
+                std::to_string(row) + ", which is kv_lora_rank + qk_rope_head_dim");
+}
+
+Status CheckLayer(const ModelConfig& model, std::size_t index) {
+  const LayerSpec& layer = model.layers[index];
+  if (layer.kind == LayerKind::kMla) return CheckLatents(model.mla, layer);
+  if (layer.kind != LayerKind::kFull) {
+    return Unsupported("model: layers[" + std::to_string(index) + "] is " + KindName(layer.kind) +
+                       "; allowed: full attention and MLA, other kinds are not built in this "
+                       "version");
+  }
+  if (layer.kv_heads < 1) return Refuse("layers[].kv_heads", layer.kv_heads, ">= 1");
+  if (layer.k_dim < 1) return Refuse("layers[].k_dim", layer.k_dim, ">= 1");
+  if (layer.v_dim < 1) return Refuse("layers[].v_dim", layer.v_dim, ">= 1");
+  return Status::Ok();
 }
 
 Status CheckModel(const ModelConfig& model) {
@@ -85,14 +118,7 @@ Status CheckModel(const ModelConfig& model) {
                   "1.." + std::to_string(model.experts) + ", which is experts");
   }
   for (std::size_t i = 0; i < model.layers.size(); ++i) {
-    const LayerSpec& layer = model.layers[i];
-    if (layer.kind != LayerKind::kFull) {
-      return Unsupported("model: layers[" + std::to_string(i) + "] is " + KindName(layer.kind) +
-                         "; allowed: full attention, other kinds are not built in this version");
-    }
-    if (layer.kv_heads < 1) return Refuse("layers[].kv_heads", layer.kv_heads, ">= 1");
-    if (layer.k_dim < 1) return Refuse("layers[].k_dim", layer.k_dim, ">= 1");
-    if (layer.v_dim < 1) return Refuse("layers[].v_dim", layer.v_dim, ">= 1");
+    if (Status s = CheckLayer(model, i); !s.ok()) return s;
   }
   return Status::Ok();
 }
@@ -103,36 +129,70 @@ double ExpertWidth(const ModelConfig& model) {
                                                              : model.intermediate_size);
 }
 
-// Adds what one layer costs. sparse: its MLP is made of experts.
-void AddLayer(const ModelConfig& model, const LayerSpec& layer, bool sparse, double cache_bytes,
-              ModelCost& cost) {
+// Adds one matrix that every row passes through.
+void AddGemm(double inputs, double outputs, ModelCost& cost) {
+  cost.gemm_weights += inputs * outputs;
+  cost.gemm_row_values += inputs + outputs;
+}
+
+// A query of q elements and a result of `result` in all heads together; a multiplication and an
+// addition per element, for the scores and for the weighted sum.
+void AddAttention(double q, double result, double context_bytes, double value_bytes,
+                  AttentionCost& cost) {
+  cost.flops += 2.0 * q + 2.0 * result;
+  cost.row_bytes += (q + result) * value_bytes;
+  cost.context_bytes += context_bytes;
+}
+
+void AddFullAttention(const ModelConfig& model, const LayerSpec& layer, double cache_bytes,
+                      ModelCost& cost) {
   const double hidden = static_cast<double>(model.hidden_size);
-  const double inner = static_cast<double>(model.intermediate_size);
   const double q = static_cast<double>(model.q_heads) * layer.k_dim;       // of a row's query
   const double result = static_cast<double>(model.q_heads) * layer.v_dim;  // of its attention
   const double kv = static_cast<double>(layer.kv_heads) * (layer.k_dim + layer.v_dim);
-
-  cost.gemm_weights += hidden * (q + kv) + result * hidden;
-  cost.gemm_row_values += (hidden + q + kv) + (result + hidden);
-  if (!sparse) {
-    cost.gemm_weights += 3.0 * hidden * inner;
-    cost.gemm_row_values += (hidden + 2.0 * inner) + (inner + hidden);
-  } else {
-    cost.gemm_weights += hidden * model.experts;  // the router
-    cost.gemm_row_values += hidden + model.experts;
-    const double shared = model.shared_experts * ExpertWidth(model);  // every row visits these
-    if (shared > 0) {
-      cost.gemm_weights += 3.0 * hidden * shared;
-      cost.gemm_row_values += (hidden + 2.0 * shared) + (shared + hidden);
-    }
-    cost.moe_layers += 1;
+  AddGemm(hidden, q + kv, cost);
+  AddGemm(result, hidden, cost);
+  for (AttentionCost* attention : {&cost.prefill_attention, &cost.decode_attention}) {
+    AddAttention(q, result, kv * cache_bytes, cost.value_bytes, *attention);
   }
-
-  // A multiplication and an addition per element, for the scores and for the weighted sum.
-  cost.attention_flops += 2.0 * q + 2.0 * result;
-  cost.attention_row_bytes += (q + result) * cost.value_bytes;
-  cost.kv_bytes += kv * cache_bytes;
   cost.append_row_bytes += kv * (cost.value_bytes + cache_bytes);
+}
+
+void AddLatentAttention(const ModelConfig& model, double cache_bytes, ModelCost& cost) {
+  const MlaDims& mla = model.mla;
+  const double hidden = static_cast<double>(model.hidden_size);
+  const double heads = static_cast<double>(model.q_heads);
+  const double rank = mla.kv_lora_rank;
+  const double row = rank + mla.qk_rope_head_dim;  // as cached
+  const double q = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim);
+  const double result = heads * mla.v_head_dim;
+  const double expanded = q + result;  // keys are as wide as queries
+  if (mla.q_lora_rank > 0) AddGemm(hidden, mla.q_lora_rank, cost);
+  AddGemm(mla.q_lora_rank > 0 ? mla.q_lora_rank : hidden, q, cost);
+  AddGemm(hidden, row, cost);
+  AddGemm(result, hidden, cost);
+  const double nope = heads * mla.qk_nope_head_dim;
+  cost.up_weights += rank * (nope + result);
+  cost.expand_token_values += row + expanded;
+  cost.absorb_row_values += (nope + heads * rank) + (heads * rank + result);
+  AddAttention(q, result, expanded * cost.value_bytes, cost.value_bytes, cost.prefill_attention);
+  AddAttention(heads * row, heads * rank, row * cache_bytes, cost.value_bytes,
+               cost.decode_attention);
+  cost.append_row_bytes += row * (cost.value_bytes + cache_bytes);
+}
+
+// sparse: the layer's MLP is made of experts.
+void AddMlp(const ModelConfig& model, bool sparse, ModelCost& cost) {
+  const double hidden = static_cast<double>(model.hidden_size);
+  const auto add_gated = [&](double inner) {
+    AddGemm(hidden, 2.0 * inner, cost);
+    AddGemm(inner, hidden, cost);
+  };
+  if (!sparse) return add_gated(static_cast<double>(model.intermediate_size));
+  AddGemm(hidden, model.experts, cost);                             // the router
+  const double shared = model.shared_experts * ExpertWidth(model);  // every row visits these
+  if (shared > 0) add_gated(shared);
+  cost.moe_layers += 1;
 }
 
 }  // namespace
@@ -158,7 +218,13 @@ Result<ModelCost> MakeModelCost(const ModelConfig& model, DType cache_dtype, DTy
   // others.
   int sparse = model.experts == 0 ? 0 : model.moe_layers == 0 ? model.num_layers : model.moe_layers;
   for (const LayerSpec& layer : model.layers) {
-    AddLayer(model, layer, sparse-- > 0, static_cast<double>(SizeOf(cache_dtype)), cost);
+    const auto cache_bytes = static_cast<double>(SizeOf(cache_dtype));
+    if (layer.kind == LayerKind::kMla) {
+      AddLatentAttention(model, cache_bytes, cost);
+    } else {
+      AddFullAttention(model, layer, cache_bytes, cost);
+    }
+    AddMlp(model, sparse-- > 0, cost);
   }
   return cost;
 }
@@ -167,21 +233,21 @@ StepTime CostStep(const ModelCost& model, const DeviceSpec& device, const StepWo
   StepTime time;
   const double rows = static_cast<double>(work.rows());
   if (work.rows() > 0) {
-    const double logit_rows = static_cast<double>(work.logit_rows);
-    time.gemm_s = Seconds(GemmDemand(model, rows, logit_rows), device.gemm, device);
+    time.gemm_s = Seconds(GemmDemand(model, work), device.gemm, device);
     if (model.experts > 0) time.moe_s = Seconds(MoeDemand(model, rows), device.moe, device);
     time.append_s =
         model.append_row_bytes * rows / (device.append_bytes.value * device.bytes_per_s.value);
     time.overhead_s = device.step_overhead_s.value + model.layers * device.kernels_per_layer.value *
                                                          device.kernel_overhead_s.value;
   }
-  time.prefill_attention_s = Seconds(
-      AttentionDemand(model, work.prefill_rows, work.prefill_context, work.prefill_row_context),
-      device.prefill_attention, device);
+  time.prefill_attention_s =
+      Seconds(AttentionDemand(model.prefill_attention, work.prefill_rows, work.prefill_context,
+                              work.prefill_row_context),
+              device.prefill_attention, device);
   // One row attends to its whole context.
-  time.decode_attention_s =
-      Seconds(AttentionDemand(model, work.decode_rows, work.decode_context, work.decode_context),
-              device.decode_attention, device);
+  time.decode_attention_s = Seconds(AttentionDemand(model.decode_attention, work.decode_rows,
+                                                    work.decode_context, work.decode_context),
+                                    device.decode_attention, device);
   time.host_copy_s =
       static_cast<double>(work.host_to_device_bytes) / device.host_to_device_bytes_per_s.value +
       static_cast<double>(work.device_to_host_bytes) / device.device_to_host_bytes_per_s.value;
