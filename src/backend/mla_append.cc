@@ -2,9 +2,10 @@
 // MlaAppend: checks, and its two steps: the down-projection as one product into scratch memory,
 // then, as from given rows, one launch that norms, turns and stores.
 #include <cmath>
+#include <cstddef>
 
 #include "backend/backend.h"
-#include "backend/check.h"
+#include "backend/mla_check.h"
 #include "lariat/ops.h"
 
 namespace lariat {
@@ -23,18 +24,12 @@ std::int64_t WidthOf(const MlaAppendParams& p) { return std::int64_t{p.rank} + p
 bool ProjectsDown(const MlaAppendParams& p) { return p.hidden != nullptr || p.model_dim != 0; }
 
 Status CheckSupported(const MlaAppendParams& p) {
-  const auto plain = [](DType t) {
-    return t == DType::kFP32 || t == DType::kFP16 || t == DType::kBF16;
-  };
-  if (!plain(p.in_dtype)) {
-    return Unsupported("in_dtype = " + Name(p.in_dtype) + ": MlaAppend takes fp32, fp16, bf16");
-  }
-  if (!plain(p.dtype) || (p.dtype != p.in_dtype && p.in_dtype != DType::kFP32)) {
-    return Unsupported("dtype = " + Name(p.dtype) + ": with in_dtype " + Name(p.in_dtype) +
-                       " MlaAppend stores " + Name(p.in_dtype) +
-                       (p.in_dtype == DType::kFP32 ? ", fp16 or bf16" : ""));
-  }
-  return {};
+  if (Status s = check::ProductType("in_dtype", p.in_dtype, "MlaAppend"); !s.ok()) return s;
+  if (p.dtype == p.in_dtype) return {};
+  const bool wide = p.in_dtype == DType::kFP32;
+  if (wide && (p.dtype == DType::kFP16 || p.dtype == DType::kBF16)) return {};
+  return Unsupported("dtype = " + Name(p.dtype) + ": with in_dtype " + Name(p.in_dtype) +
+                     " MlaAppend stores " + Name(p.in_dtype) + (wide ? ", fp16 or bf16" : ""));
 }
 
 Status CheckShape(const MlaAppendParams& p) {
@@ -74,29 +69,29 @@ Status CompleteRows(MlaAppendParams& p) {
   return {};
 }
 
-// A matrix of the product: its stride is made whole and fits what products take.
-Status CompleteMatrix(const char* stride_name, std::int64_t columns, std::int64_t& stride) {
-  if (stride == 0) stride = columns;
-  return check::Range(stride_name, stride, columns, check::kMaxInt32);
-}
-
 Status CompleteProjection(MlaAppendParams& p) {
-  if (p.layout != WeightLayout::kOutIn && p.layout != WeightLayout::kInOut) {
-    return InvalidArgument("layout = " + std::to_string(static_cast<int>(p.layout)) +
-                           ": must be kOutIn or kInOut");
-  }
+  if (Status s = check::Layout(p.layout); !s.ok()) return s;
   if (Status s = check::Range("model_dim", p.model_dim, 1, kMaxModelDim); !s.ok()) return s;
+  const bool out_in = p.layout == WeightLayout::kOutIn;
   return check::First({
-      CompleteMatrix("hidden_stride", p.model_dim, p.hidden_stride),
-      CompleteMatrix("w_down_stride", p.layout == WeightLayout::kOutIn ? p.model_dim : WidthOf(p),
-                     p.w_down_stride),
+      check::CompleteStride("hidden_stride", p.model_dim, p.hidden_stride),
+      check::CompleteStride("w_down_stride", out_in ? p.model_dim : WidthOf(p), p.w_down_stride),
   });
 }
 
-// One past the last element of [count, width] under a stride.
-Size Extent(std::int64_t count, std::int64_t width, std::int64_t stride) {
-  if (count == 0) return 0;
-  return CheckedSum({CheckedProduct({count - 1, stride}), width});
+// What is read. The source of rows that a call does not have is empty: its widths are 0.
+struct Inputs {
+  check::Rows hidden, w_down, c_kv, k_pe;
+};
+Inputs InputsOf(const MlaAppendParams& p, bool from_hidden) {
+  const std::int64_t given = from_hidden ? 0 : p.num_tokens;
+  return {
+      {"hidden", p.hidden, from_hidden ? p.num_tokens : 0, p.model_dim, p.hidden_stride},
+      check::Weight("w_down", p.w_down, p.layout, from_hidden ? p.model_dim : 0, WidthOf(p),
+                    p.w_down_stride),
+      {"c_kv", p.c_kv, given, p.rank, p.c_kv_stride},
+      {"k_pe", p.k_pe, given, p.rope_dim, p.k_pe_stride},
+  };
 }
 
 Size CacheExtent(const MlaAppendParams& p) {
@@ -105,13 +100,13 @@ Size CacheExtent(const MlaAppendParams& p) {
                      CheckedProduct({p.block_size - 1, p.row_stride}), WidthOf(p)});
 }
 
-// The strides of a source of rows that is not there are 0.
-Status CheckExtents(const MlaAppendParams& p) {
+Status CheckExtents(const MlaAppendParams& p, const Inputs& inputs) {
   const std::size_t in = SizeOf(p.in_dtype);
   return check::First({
-      check::Fits("hidden", Extent(p.num_tokens, p.model_dim, p.hidden_stride), in),
-      check::Fits("c_kv", Extent(p.num_tokens, p.rank, p.c_kv_stride), in),
-      check::Fits("k_pe", Extent(p.num_tokens, p.rope_dim, p.k_pe_stride), in),
+      check::RowsFit(inputs.hidden, in),
+      check::RowsFit(inputs.w_down, in),
+      check::RowsFit(inputs.c_kv, in),
+      check::RowsFit(inputs.k_pe, in),
       check::Fits("cache", CacheExtent(p), SizeOf(p.dtype)),
       check::Fits("cos", CheckedProduct({2, p.num_positions, p.rotary_dim / 2}), sizeof(float)),
   });
@@ -123,26 +118,41 @@ Status CheckShapeAndComplete(MlaAppendParams& p, bool from_hidden) {
   if (Status s = CompleteRows(p); !s.ok()) return s;
   if (from_hidden) {
     if (Status s = CompleteProjection(p); !s.ok()) return s;
-    p.c_kv_stride = p.k_pe_stride = 0;
-  } else {
-    p.model_dim = 0;
-    p.hidden_stride = 0;
   }
-  return CheckExtents(p);
+  return CheckExtents(p, InputsOf(p, from_hidden));
 }
 
-// The input's pointers.
-Status CheckSource(const MlaAppendParams& p) {
-  const std::size_t in = SizeOf(p.in_dtype);
-  if (p.hidden != nullptr) {
-    if (p.c_kv != nullptr || p.k_pe != nullptr) {
-      return InvalidArgument("hidden and c_kv or k_pe are both set: rows are given or projected");
-    }
-    return check::First(
-        {check::Pointer("hidden", p.hidden, in), check::Pointer("w_down", p.w_down, in)});
+// Rows as rows of bytes, so that those of two types can be compared.
+check::Rows InBytes(check::Rows r, DType dtype) {
+  if (r.rows <= 1) r.stride = r.columns;  // any number, so far
+  r.columns *= static_cast<std::int64_t>(SizeOf(dtype));
+  r.stride *= static_cast<std::int64_t>(SizeOf(dtype));
+  return r;
+}
+
+// The cache is no input. Where its blocks lie apart, what is between them may be anybody's: such a
+// cache is not looked at.
+Status CheckApart(const MlaAppendParams& p, const Inputs& inputs) {
+  if (p.block_stride != p.block_size * p.row_stride) return {};
+  const DType in = p.in_dtype;
+  return check::Apart(
+      {InBytes({"cache", p.cache, p.num_slots, WidthOf(p), p.row_stride}, p.dtype)},
+      {InBytes(inputs.hidden, in), InBytes(inputs.w_down, in), InBytes(inputs.c_kv, in),
+       InBytes(inputs.k_pe, in), InBytes({"norm_weight", p.norm_weight, 1, p.rank, p.rank}, in)},
+      1);
+}
+
+Status CheckSource(const MlaAppendParams& p, const Inputs& inputs) {
+  if (p.hidden != nullptr && (p.c_kv != nullptr || p.k_pe != nullptr)) {
+    return InvalidArgument("hidden and c_kv or k_pe are both set: rows are projected or given");
   }
-  if (Status s = check::Pointer("c_kv", p.c_kv, in); !s.ok()) return s;
-  return p.rope_dim > 0 ? check::Pointer("k_pe", p.k_pe, in) : Status();
+  const std::size_t in = SizeOf(p.in_dtype);
+  return check::First({
+      check::RowsPointer(inputs.hidden, in),
+      check::RowsPointer(inputs.w_down, in),
+      check::RowsPointer(inputs.c_kv, in),
+      check::RowsPointer(inputs.k_pe, in),
+  });
 }
 
 Status CheckTables(const MlaAppendParams& p) {
@@ -158,7 +168,9 @@ Status CheckTables(const MlaAppendParams& p) {
 }
 
 Status CheckPointers(const MlaAppendParams& p) {
-  if (Status s = check::First({CheckSource(p), check::Pointer("slots", p.slots, 8)}); !s.ok()) {
+  const Inputs inputs = InputsOf(p, p.hidden != nullptr);
+  if (Status s = check::First({CheckSource(p, inputs), check::Pointer("slots", p.slots, 8)});
+      !s.ok()) {
     return s;
   }
   if (p.norm_weight != nullptr) {
@@ -168,6 +180,7 @@ Status CheckPointers(const MlaAppendParams& p) {
   }
   if (p.num_slots > 0) {
     if (Status s = check::Pointer("cache", p.cache, SizeOf(p.dtype)); !s.ok()) return s;
+    if (Status s = CheckApart(p, inputs); !s.ok()) return s;
   }
   if (p.rotary_dim > 0) {
     if (Status s = CheckTables(p); !s.ok()) return s;
@@ -240,6 +253,15 @@ Status Warmup(Device& device, const MlaAppendParams& params, Stream stream) {
   const bool from_hidden = ProjectsDown(p);
   if (Status s = CheckShapeAndComplete(p, from_hidden); !s.ok()) return s;
   if (!from_hidden || p.num_tokens == 0) return {};
+  if (backend.has_memory()) {
+    const Inputs inputs = InputsOf(p, from_hidden);
+    const std::size_t in = SizeOf(p.in_dtype);
+    if (Status s = check::First({check::OptionalRowsPointer(inputs.hidden, in),
+                                 check::OptionalRowsPointer(inputs.w_down, in)});
+        !s.ok()) {
+      return s;
+    }
+  }
   const auto bytes = static_cast<std::size_t>(ScratchBytes(p));
   const Result<void*> scratch = backend.Scratch(ScratchUse::kLatent, bytes, stream);
   if (!scratch.ok()) return scratch.status();
