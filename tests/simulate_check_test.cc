@@ -44,8 +44,15 @@ void CheckSame(const SimulationResult& a, const SimulationResult& b) {
   CheckSame(a.e2e, b.e2e);
 }
 
+// The model's keys and values, or latents.
+SimulatorConfig ConfigOf(bool mla, BackendKind backend, std::int64_t blocks, int block_size) {
+  SimulatorConfig config = MakeConfig(backend, blocks, block_size);
+  if (mla) config.model = test::SmallMla();
+  return config;
+}
+
 // Served on `backend`, checked, and equal to what null does.
-void CheckCases(BackendKind backend) {
+void CheckCases(BackendKind backend, bool mla = false) {
   struct Case {
     std::string name;
     Trace trace;
@@ -67,7 +74,7 @@ void CheckCases(BackendKind backend) {
   };
   for (const Case& c : cases) {
     INFO(c.name);
-    SimulatorConfig config = MakeConfig(backend, c.blocks, c.block_size);
+    SimulatorConfig config = ConfigOf(mla, backend, c.blocks, c.block_size);
     config.dtype = c.dtype;
     config.prefill_chunk = 300;
     config.check = true;
@@ -88,14 +95,14 @@ void CheckCases(BackendKind backend) {
 }
 
 // Every fault at several steps is seen.
-void CheckFaults(BackendKind backend) {
+void CheckFaults(BackendKind backend, bool mla = false) {
   const Trace workload = Workload("in=40,out=30,n=5,prefix=16");
   for (const InjectedFault fault :
        {InjectedFault::kStale, InjectedFault::kShift, InjectedFault::kBit}) {
     for (const int block_size : {1, 4, 16}) {
       for (const std::int64_t step : {1, 2, 9, 40}) {
         INFO("fault " << static_cast<int>(fault) << ", block " << block_size << ", step " << step);
-        SimulatorConfig config = MakeConfig(backend, 160 / block_size, block_size);
+        SimulatorConfig config = ConfigOf(mla, backend, 160 / block_size, block_size);
         config.check = true;
         config.fault = fault;
         config.fault_step = step;
@@ -112,12 +119,22 @@ TEST_CASE("Every row is what the trace says, evicted and preempted or not", "[ch
   CheckCases(BackendKind::kCpu);
 }
 
+TEST_CASE("Every latent is what the trace says too", "[check]") {
+  CheckCases(BackendKind::kCpu, /*mla=*/true);
+}
+
 TEST_CASE("A broken write is seen", "[check]") { CheckFaults(BackendKind::kCpu); }
+
+TEST_CASE("A broken write of latents is seen", "[check]") {
+  CheckFaults(BackendKind::kCpu, /*mla=*/true);
+}
 
 TEST_CASE("On CUDA too every row is right, and a broken write is seen", "[check]") {
   if (!Device::Create(BackendKind::kCuda).ok()) LARIAT_SKIP("no CUDA device");
-  CheckCases(BackendKind::kCuda);
-  CheckFaults(BackendKind::kCuda);
+  for (const bool mla : {false, true}) {
+    CheckCases(BackendKind::kCuda, mla);
+    CheckFaults(BackendKind::kCuda, mla);
+  }
 }
 
 TEST_CASE("The cases above evict and preempt", "[check]") {
@@ -129,11 +146,13 @@ TEST_CASE("The cases above evict and preempt", "[check]") {
 }
 
 TEST_CASE("One bit in one row is one mismatch", "[check]") {
-  SimulatorConfig config = MakeConfig(BackendKind::kCpu, 100);
-  config.check = true;
-  config.fault = InjectedFault::kBit;
-  config.fault_step = 3;  // a decode of the first request: nobody shares the row
-  CHECK(Run(Workload("in=20,out=10,n=3"), config).check->mismatches == 1);
+  for (const bool mla : {false, true}) {
+    SimulatorConfig config = ConfigOf(mla, BackendKind::kCpu, 100, 16);
+    config.check = true;
+    config.fault = InjectedFault::kBit;
+    config.fault_step = 3;  // a decode of the first request: nobody shares the row
+    CHECK(Run(Workload("in=20,out=10,n=3"), config).check->mismatches == 1);
+  }
 }
 
 TEST_CASE("A fault that leaves no trace moves on to the next step", "[check]") {

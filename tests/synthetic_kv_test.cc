@@ -301,7 +301,8 @@ TEST_CASE("expected keys are turned as the contract says, bit for bit, values ar
   constexpr std::int64_t kFirst = 100;
   const std::vector<std::uint64_t> chains = Chains({9, 8, 7, 6, 5});
   for (const DType dtype : kTypes) {
-    for (const RopeStyle style : {RopeStyle::kInterleaved, RopeStyle::kHalf}) {
+    for (const RopeStyle style :
+         {RopeStyle::kInterleaved, RopeStyle::kHalf, RopeStyle::kInterleavedToHalf}) {
       for (const auto& [heads, head_dim, rotary] : {std::array{2, 64, 64}, std::array{3, 40, 10},
                                                     std::array{1, 6, 2}, std::array{1, 512, 512}}) {
         RopeSpec spec;
@@ -330,14 +331,18 @@ TEST_CASE("expected keys are turned as the contract says, bit for bit, values ar
             wrong += got[at] != plain[at];
             continue;
           }
-          const bool interleaved = style == RopeStyle::kInterleaved;
-          const int pair = interleaved ? i / 2 : i % (rotary / 2);
-          const bool is_first = interleaved ? i % 2 == 0 : i < rotary / 2;
-          const int away = interleaved ? 1 : rotary / 2;
-          const double own = ValueOf(plain[at], dtype);
-          const double other = ValueOf(plain[is_first ? at + static_cast<std::size_t>(away)
-                                                      : at - static_cast<std::size_t>(away)],
-                                       dtype);
+          const bool is_paired = style == RopeStyle::kInterleaved;
+          const bool was_paired = style != RopeStyle::kHalf;
+          const int pair = is_paired ? i / 2 : i % (rotary / 2);
+          const bool is_first = is_paired ? i % 2 == 0 : i < rotary / 2;
+          const auto before = [&](int place) {
+            return ValueOf(
+                plain[at - static_cast<std::size_t>(i) + static_cast<std::size_t>(place)], dtype);
+          };
+          const double x = before(was_paired ? 2 * pair : pair);
+          const double y = before(was_paired ? 2 * pair + 1 : pair + rotary / 2);
+          const double own = is_first ? x : y;
+          const double other = is_first ? y : x;
           const double cos =
               static_cast<double>(rope->cos(kFirst + static_cast<std::int64_t>(row))[pair]);
           const double sin =

@@ -151,7 +151,7 @@ TEST_CASE("Messages of traces give the reason, and the file once", "[command]") 
 
 TEST_CASE("A model that cannot be simulated is named, with its layer", "[command]") {
   CheckRefused("simulate --workload in=20,out=3,n=2 --backend null --model ",
-               {{"deepseek-v3", "layers[0] is mla"},
+               {{"gemma-2-2b", "layers[0] is sliding"},
                 {"nosuch", "allowed: the path of a config.json, or one of "}});
 }
 

@@ -110,10 +110,9 @@ void DefineCache(CLI::App& command, SimulateOptions& o) {
   command.add_option("--backend", o.backend, "Where the cache runs: auto|cpu|cuda|null")
       ->group(group)
       ->capture_default_str();
-  command.add_option("--block-size", o.block_size, "Tokens of a block")
+  command.add_option("--block-size", o.block_size, "Tokens of a block (default: 16, with MLA 64)")
       ->check(CLI::Range(1, 1 << 24))
-      ->group(group)
-      ->capture_default_str();
+      ->group(group);
   auto* memory = command.add_option("--memory", o.memory, "Of the pool, as in 8GiB or 80GB")
                      ->group(group)
                      ->capture_default_str();
@@ -216,6 +215,12 @@ Result<MemoryConfig> ParseMemory(const SimulateOptions& options, BackendKind bac
   return memory;
 }
 
+// Readers of MLA's rows take blocks of 64.
+int ChooseBlockSize(int given, const ModelConfig& model) {
+  if (given > 0) return given;
+  return model.mla.kv_lora_rank > 0 ? 64 : 16;
+}
+
 DType ChooseDType(const std::string& name, DType of_model) {
   for (const DType dtype : {DType::kFP32, DType::kFP16, DType::kBF16}) {
     if (name == DTypeName(dtype)) return dtype;
@@ -296,11 +301,11 @@ Result<SimulateInputs> LoadSimulateInputs(const SimulateOptions& options) {
   inputs.trace = *std::move(trace);
   SimulatorConfig& config = inputs.config;
   config.dtype = ChooseDType(options.dtype, model->dtype);
+  config.block_size = ChooseBlockSize(options.block_size, *model);
   config.model = *std::move(model);
   config.device = *std::move(device);
   config.backend = *backend;
   config.memory = *memory;
-  config.block_size = options.block_size;
   config.max_batch = options.max_batch;
   config.prefill_chunk = options.prefill_chunk;
   config.max_length = *max_length;

@@ -17,7 +17,7 @@ using session::Arrivals;
 using session::SimulatedData;
 
 // Stands for the model: the cost model's seconds, the trace's tokens and, where there is memory,
-// made-up K and V.
+// made-up K and V, or latents.
 class SimulatedModel final : public Executor {
  public:
   // data: null where the backend has no memory.
@@ -246,9 +246,12 @@ Result<SimulationResult> Simulate(const Trace& trace, const SimulatorConfig& con
   result.backend_name = cache->device().name();
   std::unique_ptr<SimulatedData> data;
   if (result.backend != BackendKind::kNull) {
-    Result<std::unique_ptr<SimulatedData>> made = SimulatedData::Create(
-        *cache, trace,
-        {.seed = config.seed, .fault = config.fault, .fault_step = config.fault_step});
+    Result<std::unique_ptr<SimulatedData>> made =
+        SimulatedData::Create(*cache, trace,
+                              {.seed = config.seed,
+                               .kv_lora_rank = config.model.mla.kv_lora_rank,
+                               .fault = config.fault,
+                               .fault_step = config.fault_step});
     if (!made.ok()) return made.status();
     data = *std::move(made);
   } else if (config.check) {

@@ -14,6 +14,8 @@ namespace {
 constexpr std::size_t kStages = 4;
 // Rows of one layer that are compared at once.
 constexpr std::int64_t kCheckRows = 512;
+// Of MLA's norms, as DeepSeek's checkpoints have it.
+constexpr float kNormEps = 1e-6F;
 
 }  // namespace
 
@@ -22,6 +24,7 @@ SimulatedData::SimulatedData(KVCache& cache, const Trace& trace, const Options& 
       trace_(trace),
       dtype_(cache.config().dtype),
       chain_start_(kChainStart + options.seed),
+      kv_lora_rank_(options.kv_lora_rank),
       uploads_(cache.device().kind() == BackendKind::kCuda),
       fault_(options.fault, options.fault_step),
       running_(static_cast<std::size_t>(trace.size())) {}
@@ -33,12 +36,15 @@ Result<std::unique_ptr<SimulatedData>> SimulatedData::Create(KVCache& cache, con
   for (int layer = 0; layer < num_layers; ++layer) {
     const Result<LayerView> view = cache.Layer(layer);
     if (!view.ok()) return view.status();
-    data->layers_.push_back({.heads = view->kv_heads,
+    const LayerSpec& spec = cache.config().layers[static_cast<std::size_t>(layer)];
+    data->layers_.push_back({.mla = spec.kind == LayerKind::kMla,
+                             .heads = view->kv_heads,
                              .k_dim = view->k_dim,
                              .v_dim = view->v_dim,
-                             .rope = cache.config().layers[static_cast<std::size_t>(layer)].rope});
+                             .rope = spec.rope});
   }
   Status made = data->MakeRopes();
+  if (made.ok()) made = data->MakeNormWeights();
   if (made.ok()) made = data->MakeStages();
   if (!made.ok()) return made;
   return data;
@@ -52,6 +58,28 @@ Status SimulatedData::MakeRopes() {
   }
   ropes_.emplace_back();
   return Status::Ok();
+}
+
+// Each MLA layer's norm weights, where the layers are MLA's.
+Status SimulatedData::MakeNormWeights() {
+  if (!layers_.front().mla) return Status::Ok();
+  const std::size_t words = NormWords();
+  norm_host_.resize(words * layers_.size());
+  for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
+    FillNormWeight(static_cast<int>(layer), kv_lora_rank_, dtype_, &norm_host_[layer * words]);
+  }
+  Device& device = cache_.device();
+  const std::size_t bytes = norm_host_.size() * sizeof(std::uint32_t);
+  Result<DeviceBuffer> made = device.Allocate(MemoryKind::kDevice, bytes);
+  if (!made.ok()) return made.status();
+  norm_device_ = *std::move(made);
+  const Stream stream;
+  const Status copied = device.CopyToDevice(norm_device_.data(), norm_host_.data(), bytes, stream);
+  return copied.ok() ? device.Synchronize(stream) : copied;
+}
+
+std::size_t SimulatedData::NormWords() const {
+  return (static_cast<std::size_t>(kv_lora_rank_) * SizeOf(dtype_) + 3) / 4;
 }
 
 std::size_t SimulatedData::KeyBytes(const LayerShape& shape) const {
@@ -124,27 +152,57 @@ Status SimulatedData::AppendLayer(const ExecutorStep& step, int layer) {
     if (!passed.ok()) return passed;
   }
   const LayerShape& shape = layers_[static_cast<std::size_t>(layer)];
+  FillStage(stage, layer);
+  const Timed timed(device_s_);
+  if (!uploads_) return Append(step, layer, stage.k_host.data(), stage.v_host.data());
+  const std::size_t k_bytes = chains_.size() * KeyBytes(shape);
+  const std::size_t v_bytes = chains_.size() * ValueBytes(shape);
+  Status copied =
+      device.CopyToDevice(stage.k_device.data(), stage.k_host.data(), k_bytes, step.stream);
+  if (copied.ok()) {
+    copied = device.CopyToDevice(stage.v_device.data(), stage.v_host.data(), v_bytes, step.stream);
+  }
+  if (!copied.ok()) return copied;
+  return Append(step, layer, stage.k_device.data(), stage.v_device.data());
+}
+
+// The step's rows of a layer, on the host; a fault breaks the first one.
+void SimulatedData::FillStage(const Stage& stage, int layer) {
+  const LayerShape& shape = layers_[static_cast<std::size_t>(layer)];
   const std::int64_t k_width = std::int64_t{shape.heads} * shape.k_dim;
   const std::int64_t v_width = std::int64_t{shape.heads} * shape.v_dim;
   FillSyntheticRows(chains_, layer, KvPart::kKey, k_width, dtype_, stage.k_host.data());
   FillSyntheticRows(chains_, layer, KvPart::kValue, v_width, dtype_, stage.v_host.data());
-  fault_.Corrupt(layer, static_cast<int>(layers_.size()),
-                 static_cast<std::byte*>(stage.v_host.data()), ValueBytes(shape));
-
-  const Timed timed(device_s_);
-  AppendInputs inputs{.dtype = dtype_, .k = stage.k_host.data(), .v = stage.v_host.data()};
-  if (uploads_) {
-    Status copied = device.CopyToDevice(stage.k_device.data(), stage.k_host.data(),
-                                        chains_.size() * KeyBytes(shape), step.stream);
-    if (copied.ok()) {
-      copied = device.CopyToDevice(stage.v_device.data(), stage.v_host.data(),
-                                   chains_.size() * ValueBytes(shape), step.stream);
-    }
-    if (!copied.ok()) return copied;
-    inputs.k = stage.k_device.data();
-    inputs.v = stage.v_device.data();
+  const auto layers = static_cast<int>(layers_.size());
+  if (shape.mla) {
+    // The sign of an element: rounding what is normed could lose a lower bit.
+    const std::size_t element = static_cast<std::size_t>(kv_lora_rank_) / 2;
+    const std::size_t last_byte = (element + 1) * SizeOf(dtype_) - 1;
+    fault_.Corrupt(layer, layers, static_cast<std::byte*>(stage.k_host.data()) + last_byte, 7);
+  } else {
+    const std::size_t middle = ValueBytes(shape) / 2;
+    fault_.Corrupt(layer, layers, static_cast<std::byte*>(stage.v_host.data()) + middle, 0);
   }
-  return cache_.Append(step.step, layer, inputs, step.stream);
+}
+
+// k, v: the step's rows, where the device reads them. MLA: k has the rows of a down-projection.
+Status SimulatedData::Append(const ExecutorStep& step, int layer, const void* k, const void* v) {
+  const LayerShape& shape = layers_[static_cast<std::size_t>(layer)];
+  if (!shape.mla) {
+    const AppendInputs inputs{.dtype = dtype_, .k = k, .v = v};
+    return cache_.Append(step.step, layer, inputs, step.stream);
+  }
+  const std::size_t latent_bytes = static_cast<std::size_t>(kv_lora_rank_) * SizeOf(dtype_);
+  const std::size_t norm_word = static_cast<std::size_t>(layer) * NormWords();
+  MlaAppendInputs inputs;
+  inputs.dtype = dtype_;
+  inputs.kv_lora_rank = kv_lora_rank_;
+  inputs.c_kv = k;
+  inputs.k_pe = static_cast<const std::byte*>(k) + latent_bytes;
+  inputs.c_kv_stride = inputs.k_pe_stride = shape.k_dim;
+  inputs.norm_weight = static_cast<const std::uint32_t*>(norm_device_.data()) + norm_word;
+  inputs.eps = kNormEps;
+  return cache_.MlaAppend(step.step, layer, inputs, step.stream);
 }
 
 CheckResult SimulatedData::check_result() const {
@@ -165,21 +223,37 @@ void SimulatedData::MakeSequenceChains(std::int64_t index, std::int64_t count) {
               expected_chains_);
 }
 
-// How many of the rows in stored_k_ and stored_v_ are not what they must be.
-std::int64_t SimulatedData::CompareRows(const LayerShape& shape, int layer, std::int64_t first,
-                                        std::int64_t count) {
-  const std::span<const std::uint64_t> chains =
-      std::span(expected_chains_)
-          .subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
+// What a layer must hold for these chains, whose first row stands at position `first`.
+void SimulatedData::FillExpected(std::span<const std::uint64_t> chains, int layer,
+                                 std::int64_t first) {
+  const LayerShape& shape = layers_[static_cast<std::size_t>(layer)];
   RopeRows& rope = shape.rope < 0 ? ropes_.back() : ropes_[static_cast<std::size_t>(shape.rope)];
-  rope.Reserve(first + count);
+  rope.Reserve(first + std::ssize(chains));
+  if (shape.mla) {
+    const LatentNorm norm{.rank = kv_lora_rank_,
+                          .weight = &norm_host_[static_cast<std::size_t>(layer) * NormWords()],
+                          .eps = kNormEps};
+    FillExpectedLatents(chains, layer, rope, first, norm, shape.k_dim - kv_lora_rank_, dtype_,
+                        expected_k_.data());
+    return;
+  }
   FillExpectedRows(chains, layer, KvPart::kKey, rope, first, shape.heads, shape.k_dim, dtype_,
                    expected_k_.data());
   FillExpectedRows(chains, layer, KvPart::kValue, rope, first, shape.heads, shape.v_dim, dtype_,
                    expected_v_.data());
+}
+
+// How many of the rows in stored_k_ and stored_v_ are not what they must be.
+std::int64_t SimulatedData::CompareRows(int layer, std::int64_t first, std::int64_t count) {
+  const LayerShape& shape = layers_[static_cast<std::size_t>(layer)];
+  const std::span<const std::uint64_t> chains =
+      std::span(expected_chains_)
+          .subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
+  FillExpected(chains, layer, first);
   const auto differ = [](const std::vector<std::uint32_t>& a, const std::vector<std::uint32_t>& b,
                          std::size_t begin, std::size_t bytes) {
-    return std::memcmp(reinterpret_cast<const std::byte*>(a.data()) + begin,
+    return bytes > 0 &&
+           std::memcmp(reinterpret_cast<const std::byte*>(a.data()) + begin,
                        reinterpret_cast<const std::byte*>(b.data()) + begin, bytes) != 0;
   };
   const std::size_t k_bytes = KeyBytes(shape);
@@ -209,7 +283,7 @@ Status SimulatedData::CheckSequence(std::int64_t index, SequenceId sequence, std
       const Status read = cache_.ReadRows(sequence, static_cast<int>(layer), first, count,
                                           stored_k_.data(), stored_v_.data());
       if (!read.ok()) return read;
-      mismatches += CompareRows(shape, static_cast<int>(layer), first, count);
+      mismatches += CompareRows(static_cast<int>(layer), first, count);
     }
   }
   check_.mismatches += mismatches;

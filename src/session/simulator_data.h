@@ -16,13 +16,15 @@
 
 namespace lariat::session {
 
-// The keys and values of a simulated model, where the backend has memory: makes them from the token
-// ids, appends them, and compares what is stored with what the trace says must be stored.
+// The keys and values, or the latents, of a simulated model, where the backend has memory: makes
+// them from the token ids, appends them, and compares what is stored with what the trace says must
+// be stored.
 // Threads: one.
 class SimulatedData {
  public:
   struct Options {
     std::uint64_t seed = 0;
+    int kv_lora_rank = 0;  // of MLA layers
     InjectedFault fault = InjectedFault::kNone;
     std::int64_t fault_step = 1;
   };
@@ -42,11 +44,13 @@ class SimulatedData {
   double device_s() const { return device_s_; }  // wall seconds of uploads and appends
 
  private:
-  // One layer's rows on their way to the device. On the CPU, host and device are one.
+  // One layer's rows on their way to the device; MLA's are K's. On the CPU, host and device are
+  // one.
   struct Stage {
     DeviceBuffer k_host, v_host, k_device, v_device;
   };
   struct LayerShape {
+    bool mla = false;
     int heads = 0;
     int k_dim = 0;
     int v_dim = 0;
@@ -56,11 +60,15 @@ class SimulatedData {
   SimulatedData(KVCache& cache, const Trace& trace, const Options& options);
   Status MakeStages();
   Status MakeRopes();
+  Status MakeNormWeights();
+  std::size_t NormWords() const;  // of one layer in norm_host_
   void MakeChains(const ExecutorStep& step);
   Status AppendLayer(const ExecutorStep& step, int layer);
+  void FillStage(const Stage& stage, int layer);
+  Status Append(const ExecutorStep& step, int layer, const void* k, const void* v);
   void MakeSequenceChains(std::int64_t index, std::int64_t count);
-  std::int64_t CompareRows(const LayerShape& shape, int layer, std::int64_t first,
-                           std::int64_t count);
+  void FillExpected(std::span<const std::uint64_t> chains, int layer, std::int64_t first);
+  std::int64_t CompareRows(int layer, std::int64_t first, std::int64_t count);
   std::size_t KeyBytes(const LayerShape& shape) const;
   std::size_t ValueBytes(const LayerShape& shape) const;
 
@@ -69,8 +77,11 @@ class SimulatedData {
   const Trace& trace_;
   const DType dtype_;
   const std::uint64_t chain_start_;
+  const int kv_lora_rank_;
   bool uploads_ = false;  // host and device memory are two
   std::vector<LayerShape> layers_;
+  std::vector<std::uint32_t> norm_host_;  // raw: [MLA layers, kv_lora_rank], each on a word
+  DeviceBuffer norm_device_;              // the same
 
   FaultInjector fault_;
   std::vector<Stage> stages_;           // a ring

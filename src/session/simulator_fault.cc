@@ -69,9 +69,9 @@ void FaultInjector::Shift(int block_size, std::int64_t rows, std::int64_t num_sl
   }
 }
 
-void FaultInjector::Corrupt(int layer, int num_layers, std::byte* v, std::size_t v_row_bytes) {
+void FaultInjector::Corrupt(int layer, int num_layers, std::byte* byte, int bit) {
   if (!corrupts_ || layer != num_layers / 2) return;
-  v[v_row_bytes / 2] ^= std::byte{1};
+  *byte ^= std::byte{1} << bit;
 }
 
 void FaultInjector::Checked(SequenceId sequence, bool mismatched) {

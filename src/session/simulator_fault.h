@@ -23,8 +23,9 @@ class FaultInjector {
 
   // Before a step's appends. Counts the steps.
   Status BeginStep(const ExecutorStep& step);
-  // When the rows of `layer` are made and not uploaded: v is [rows, bytes of a V row].
-  void Corrupt(int layer, int num_layers, std::byte* v, std::size_t v_row_bytes);
+  // When the rows of `layer` are made and not uploaded: a byte of the first row, and the bit of it
+  // that is to flip.
+  void Corrupt(int layer, int num_layers, std::byte* byte, int bit);
   // A sequence was compared.
   void Checked(SequenceId sequence, bool mismatched);
 

@@ -5,6 +5,7 @@
 #include <array>
 #include <bit>
 #include <cassert>
+#include <cmath>
 #include <cstring>
 
 namespace lariat::session {
@@ -14,6 +15,7 @@ static_assert(std::endian::native == std::endian::little,
               "words are stored whole, so element 0 must be the low bits");
 
 constexpr std::uint64_t kWordStep = 0x9e3779b97f4a7c15U;
+constexpr std::uint64_t kNormChain = 0x6c61726961740002U;  // of no tokens that there are
 
 std::uint64_t RowSeed(std::uint64_t chain, int layer, KvPart part) {
   const std::uint64_t place = static_cast<std::uint64_t>(layer) * 2 + (part == KvPart::kValue);
@@ -80,22 +82,35 @@ struct FP16Access {
 };
 
 // One head: unpacked, turned, packed, each a plain loop that the compiler vectorises. The build
-// forbids contraction, so each line rounds as often as it has operators.
-template <class Access, int kStride>
-void RotateHead(const float* cos, const float* sin, int pairs, typename Access::Bits* head) {
+// forbids contraction, so each line rounds as often as it has operators. kFrom, kTo: where pairs
+// stand before and after, 2 for (2i, 2i + 1), 1 for (i, i + pairs).
+template <class Access, int kFrom, int kTo>
+void RotatePairs(const float* cos, const float* sin, int pairs, typename Access::Bits* head) {
   constexpr int kMostPairs = 256;  // rotary_dim is 512 at most
   std::array<float, kMostPairs> x, y;
-  typename Access::Bits* partner = head + (kStride == 2 ? 1 : pairs);
-  for (int i = 0; i < pairs; ++i) x[i] = Access::Get(head[i * kStride]);
-  for (int i = 0; i < pairs; ++i) y[i] = Access::Get(partner[i * kStride]);
+  const auto partner = [&](int step) { return head + (step == 2 ? 1 : pairs); };
+  for (int i = 0; i < pairs; ++i) x[i] = Access::Get(head[i * kFrom]);
+  for (int i = 0; i < pairs; ++i) y[i] = Access::Get(partner(kFrom)[i * kFrom]);
   for (int i = 0; i < pairs; ++i) {
     const float low = x[i] * cos[i] - y[i] * sin[i];
     const float high = x[i] * sin[i] + y[i] * cos[i];
     x[i] = low;
     y[i] = high;
   }
-  for (int i = 0; i < pairs; ++i) head[i * kStride] = Access::Put(x[i]);
-  for (int i = 0; i < pairs; ++i) partner[i * kStride] = Access::Put(y[i]);
+  for (int i = 0; i < pairs; ++i) head[i * kTo] = Access::Put(x[i]);
+  for (int i = 0; i < pairs; ++i) partner(kTo)[i * kTo] = Access::Put(y[i]);
+}
+
+template <class Access>
+void RotateHead(const RopeRows& rope, std::int64_t position, typename Access::Bits* head) {
+  const float* cos = rope.cos(position);
+  const float* sin = rope.sin(position);
+  const int pairs = rope.rotary_dim() / 2;
+  switch (rope.style()) {
+    case RopeStyle::kInterleaved: return RotatePairs<Access, 2, 2>(cos, sin, pairs, head);
+    case RopeStyle::kHalf: return RotatePairs<Access, 1, 1>(cos, sin, pairs, head);
+    case RopeStyle::kInterleavedToHalf: return RotatePairs<Access, 2, 1>(cos, sin, pairs, head);
+  }
 }
 
 template <class Access>
@@ -103,15 +118,49 @@ void RotateAll(const RopeRows& rope, std::int64_t first, std::int64_t count, int
                int head_dim, void* rows) {
   auto* head = static_cast<typename Access::Bits*>(rows);
   for (std::int64_t row = 0; row < count; ++row) {
-    const float* cos = rope.cos(first + row);
-    const float* sin = rope.sin(first + row);
-    for (int h = 0; h < heads; ++h, head += head_dim) {
-      if (rope.style() == RopeStyle::kInterleaved) {
-        RotateHead<Access, 2>(cos, sin, rope.rotary_dim() / 2, head);
-      } else {
-        RotateHead<Access, 1>(cos, sin, rope.rotary_dim() / 2, head);
-      }
+    for (int h = 0; h < heads; ++h, head += head_dim) RotateHead<Access>(rope, first + row, head);
+  }
+}
+
+// In the one order that docs/numerics.md fixes: chunks of 8 squares, dealt to 32 lanes, which are
+// then added pairwise.
+template <class Access>
+float SumOfSquares(const typename Access::Bits* x, int count) {
+  constexpr int kChunk = 8, kLanes = 32;
+  std::array<float, kLanes> lanes{};
+  for (int chunk = 0; chunk * kChunk < count; ++chunk) {
+    float sum = 0;
+    for (int i = chunk * kChunk; i < std::min(count, (chunk + 1) * kChunk); ++i) {
+      const float value = Access::Get(x[i]);
+      const float square = value * value;
+      sum = sum + square;
     }
+    lanes[chunk % kLanes] += sum;
+  }
+  for (int away = kLanes / 2; away > 0; away /= 2) {
+    for (int lane = 0; lane < away; ++lane) lanes[lane] += lanes[lane + away];
+  }
+  return lanes[0];
+}
+
+template <class Access>
+void NormLatent(const LatentNorm& norm, typename Access::Bits* x) {
+  const auto* weight = static_cast<const typename Access::Bits*>(norm.weight);
+  const float mean = SumOfSquares<Access>(x, norm.rank) / static_cast<float>(norm.rank);
+  const float inverse = 1.0F / std::sqrt(mean + norm.eps);
+  for (int i = 0; i < norm.rank; ++i) {
+    const float scaled = Access::Get(x[i]) * inverse;
+    x[i] = Access::Put(scaled * Access::Get(weight[i]));
+  }
+}
+
+template <class Access>
+void FinishLatents(const RopeRows& rope, std::int64_t first, std::int64_t count,
+                   const LatentNorm& norm, int rope_dim, void* rows) {
+  auto* row = static_cast<typename Access::Bits*>(rows);
+  for (std::int64_t r = 0; r < count; ++r, row += norm.rank + rope_dim) {
+    NormLatent<Access>(norm, row);
+    if (rope.rotary_dim() > 0) RotateHead<Access>(rope, first + r, row + norm.rank);
   }
 }
 
@@ -176,6 +225,25 @@ void FillExpectedRows(std::span<const std::uint64_t> chains, int layer, KvPart p
   FillSyntheticRows(chains, layer, part, std::int64_t{heads} * head_dim, dtype, out);
   if (part == KvPart::kValue) return;
   RotateRows(rope, first, static_cast<std::int64_t>(chains.size()), heads, head_dim, dtype, out);
+}
+
+void FillNormWeight(int layer, int rank, DType dtype, void* out) {
+  const std::uint64_t chain = kNormChain;
+  FillSyntheticRows({&chain, 1}, layer, KvPart::kKey, rank, dtype, out);
+}
+
+void FillExpectedLatents(std::span<const std::uint64_t> chains, int layer, const RopeRows& rope,
+                         std::int64_t first, const LatentNorm& norm, int rope_dim, DType dtype,
+                         void* out) {
+  assert(rope.rotary_dim() <= rope_dim);
+  FillSyntheticRows(chains, layer, KvPart::kKey, norm.rank + rope_dim, dtype, out);
+  const auto count = static_cast<std::int64_t>(chains.size());
+  switch (dtype) {
+    case DType::kBF16: return FinishLatents<BF16Access>(rope, first, count, norm, rope_dim, out);
+    case DType::kFP16: return FinishLatents<FP16Access>(rope, first, count, norm, rope_dim, out);
+    case DType::kFP32: return FinishLatents<FP32Access>(rope, first, count, norm, rope_dim, out);
+    default: assert(false);
+  }
 }
 
 }  // namespace lariat::session

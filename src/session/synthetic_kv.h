@@ -85,8 +85,8 @@ class RopeRows {
 };
 
 // Turns key rows in place as an append does: row r stands at position first + r; of each head the
-// first rotary_dim elements turn, in fp32 with each product and sum rounded, then one rounding to
-// dtype; the others stay as they are. Without RoPE nothing changes.
+// first rotary_dim elements turn (kInterleavedToHalf: and move), in fp32 with each product and sum
+// rounded, then one rounding to dtype; the others stay as they are. Without RoPE nothing changes.
 //   rows: [count, heads, head_dim] of dtype, contiguous
 // REQUIRES: rope holds rows [first, first + count); rotary_dim <= head_dim; dtype as above.
 void RotateRows(const RopeRows& rope, std::int64_t first, std::int64_t count, int heads,
@@ -97,6 +97,26 @@ void RotateRows(const RopeRows& rope, std::int64_t first, std::int64_t count, in
 void FillExpectedRows(std::span<const std::uint64_t> chains, int layer, KvPart part,
                       const RopeRows& rope, std::int64_t first, int heads, int head_dim,
                       DType dtype, void* out);
+
+// --- Latent rows of MLA: a row of K's definition, `rank` elements of latent and then those of
+// k_pe.
+
+// The weight of a layer's RMSNorm: rank elements of dtype, of the layer alone.
+void FillNormWeight(int layer, int rank, DType dtype, void* out);
+
+struct LatentNorm {
+  int rank = 0;                  // >= 1
+  const void* weight = nullptr;  // [rank] of the rows' dtype
+  float eps = 0.0F;
+};
+
+// What a cache must hold for these chains: FillSyntheticRows of rank + rope_dim elements, then the
+// latent normed in the order that docs/numerics.md fixes and k_pe turned as RotateRows does, each
+// operation rounded in fp32 and the result once to dtype. rank + rope_dim elements a row.
+// REQUIRES: as FillExpectedRows; rotary_dim <= rope_dim.
+void FillExpectedLatents(std::span<const std::uint64_t> chains, int layer, const RopeRows& rope,
+                         std::int64_t first, const LatentNorm& norm, int rope_dim, DType dtype,
+                         void* out);
 
 // --- roundings, to nearest even; NaN becomes the canonical quiet NaN. Without branches, so that
 // loops over them vectorise.

@@ -44,6 +44,15 @@ inline SimulatorConfig MakeConfig(BackendKind backend, std::int64_t blocks, int 
   return config;
 }
 
+// DeepSeek-V3 of three layers: latents of 512, k_pe of 64.
+inline ModelConfig SmallMla() {
+  Result<ModelConfig> model = ModelPreset("deepseek-v3");
+  REQUIRE(model.ok());
+  model->layers.resize(3);
+  model->num_layers = 3;
+  return *std::move(model);
+}
+
 inline SimulationResult Run(const Trace& trace, const SimulatorConfig& config) {
   Result<SimulationResult> result = Simulate(trace, config);
   INFO(result.status().ToString());
