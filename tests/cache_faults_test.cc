@@ -24,11 +24,10 @@ std::shared_ptr<FaultBackend> Faulty() {
 // changed nothing, and is made again once.
 class Life {
  public:
-  explicit Life(std::shared_ptr<FaultBackend> backend)
+  explicit Life(std::shared_ptr<FaultBackend> backend, const WorldOptions& options = {.blocks = 20})
       : backend_(std::move(backend)),
         device_(backend_),
-        world_({.blocks = 20}, device_, [](Stream, const std::function<void()>& work) { work(); }) {
-  }
+        world_(options, device_, [](Stream, const std::function<void()>& work) { work(); }) {}
 
   void Live() {
     const SequenceId a = Open(CaseCache::Range(0, 9)), b = Open(CaseCache::Range(40, 5));
@@ -58,7 +57,7 @@ class Life {
     Do([&] { return world_.Run({{.sequence = a, .num_tokens = 2}, {.sequence = b}}, {}); });
     Do([&] { return world_.Commit({}); });
     Do([&] { return world_.cache().Poll().status(); });
-    std::vector<float> k(2 * 4), v(2 * 6);
+    std::vector<float> k(12), v(12);
     Do([&] { return world_.cache().ReadRows(a, 0, 0, 1, k.data(), v.data()); });
     const SequenceId d = Open(CaseCache::Range(0, 9));
     Do([&] { return world_.Run({{.sequence = d, .num_tokens = 9}}, {}); });
@@ -129,11 +128,14 @@ TEST_CASE("Create gives back what it took when the device fails", "[cache]") {
 }
 
 TEST_CASE("A device call that fails once changes nothing", "[cache]") {
+  const bool mla = GENERATE(false, true);
+  WorldOptions options{.blocks = 20};
+  if (mla) options = testing::MlaWorld(options);
   std::int64_t calls = 0;
   {
     const auto backend = Faulty();
     {
-      Life life(backend);
+      Life life(backend, options);
       backend->FailAt(0);
       life.Live();
       calls = backend->calls();
@@ -145,7 +147,7 @@ TEST_CASE("A device call that fails once changes nothing", "[cache]") {
     const auto backend = Faulty();
     CAPTURE(n);
     {
-      Life life(backend);
+      Life life(backend, options);
       backend->FailAt(n);
       life.Live();
     }

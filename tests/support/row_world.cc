@@ -44,7 +44,8 @@ double Decode(DType dtype, const void* from) {
 
 CacheConfig RowWorld::Config(const WorldOptions& options) {
   CacheConfig config;
-  const LayerSpec layer{.kv_heads = options.kv_heads,
+  const LayerSpec layer{.kind = options.latent > 0 ? LayerKind::kMla : LayerKind::kFull,
+                        .kv_heads = options.kv_heads,
                         .k_dim = options.k_dim,
                         .v_dim = options.v_dim,
                         .rope = options.rope ? 0 : -1};
@@ -71,6 +72,7 @@ RowWorld::RowWorld(const WorldOptions& options, const Device& device, Enqueue en
   auto made = KVCache::Create(Config(options), device);
   if (!made.ok()) FAIL(made.status().ToString());
   cache_ = std::make_unique<KVCache>(*std::move(made));
+  if (options_.latent > 0) MakeLatentTables();
 }
 
 void RowWorld::Wrong(const std::string& what) {
@@ -120,8 +122,12 @@ void RowWorld::Value(std::vector<double>& out, const WorldRow& row, int layer, i
 // Rotated keys: inputs are at most 1; a table entry, two products and a sum of at most 2 are each
 // rounded once in fp32: below 6 * 2^-24 < 4 * 2^-23. Then one rounding to a stored type of 8 or 11
 // bits of a value below 2: at most 2^-8, 2^-11. All else is exact.
-std::string RowWorld::Compare(const void* got, const WorldRow& row, int layer, int head,
-                              bool key) const {
+std::string RowWorld::Compare(const void* got, const WorldRow& row, int layer, int head, bool key) {
+  if (options_.latent > 0) {
+    if (!key) return "";
+    const std::vector<char>& want = LatentRow(row, layer);
+    return std::memcmp(got, want.data(), want.size()) == 0 ? "" : "a latent row is another one";
+  }
   double tolerance = 0;
   if (key && options_.rope) {
     tolerance = 4 * 0x1p-23;
@@ -140,6 +146,55 @@ std::string RowWorld::Compare(const void* got, const WorldRow& row, int layer, i
     }
   }
   return "";
+}
+
+// --- Latent rows ----------------------------------------------------------------------------
+
+// One norm weight for all layers, and the rope's rows.
+void RowWorld::MakeLatentTables() {
+  for (int i = 0; i < options_.latent; ++i) {
+    norm_weight_.push_back(static_cast<float>(i + 1) * (i % 2 == 0 ? 0.375F : -1.0F));
+  }
+  if (!options_.rope) return;
+  const auto frequencies = ComputeRopeFrequencies(Config(options_).ropes[0]);
+  if (!frequencies.ok()) FAIL(frequencies.status().ToString());
+  const std::int64_t positions = options_.max_tokens_per_sequence;
+  cos_.resize(static_cast<std::size_t>(positions) * frequencies->inv_freq.size());
+  sin_.resize(cos_.size());
+  FillRopeTable(*frequencies, 0, positions, cos_, sin_);
+}
+
+// What MlaAppend by itself stores for a row.
+const std::vector<char>& RowWorld::LatentRow(const WorldRow& row, int layer) {
+  std::vector<char>& stored = latents_[{row.hash, row.position, layer}];
+  if (!stored.empty()) return stored;
+  std::vector<float> input;
+  for (int i = 0; i < options_.k_dim; ++i) {
+    input.push_back(static_cast<float>(Element(row, layer, 0, true, i)));
+  }
+  stored.resize(static_cast<std::size_t>(options_.k_dim) * SizeOf(options_.dtype));
+  const std::int64_t slot = 0;
+  MlaAppendParams params;
+  params.in_dtype = DType::kFP32;
+  params.dtype = options_.dtype;
+  params.style = options_.style;
+  params.num_tokens = 1;
+  params.rank = options_.latent;
+  params.rope_dim = options_.k_dim - options_.latent;
+  params.rotary_dim = options_.rope ? options_.rotary_dim : 0;
+  params.c_kv = input.data();
+  params.k_pe = input.data() + options_.latent;
+  params.norm_weight = norm_weight_.data();
+  params.slots = &slot;
+  params.positions = &row.position;
+  params.cos = cos_.data();
+  params.sin = sin_.data();
+  params.num_positions = options_.max_tokens_per_sequence;
+  params.cache = stored.data();
+  params.num_slots = 1;
+  Device eager = *Device::Create(BackendKind::kCpu);
+  if (const Status status = MlaAppend(eager, params, {}); !status.ok()) FAIL(status.ToString());
+  return stored;
 }
 
 void RowWorld::Read(const Expected& expected) {
@@ -223,9 +278,9 @@ void RowWorld::CheckRows() {
       for (std::size_t n = 0; n < count; ++n) {
         for (int head = 0; head < options_.kv_heads; ++head) {
           const std::string wrong =
-              Compare(&k[n * k_row + static_cast<std::size_t>(head * options_.k_dim) * size],
+              Compare(k.data() + n * k_row + static_cast<std::size_t>(head * options_.k_dim) * size,
                       sequence.rows[n], layer, head, true) +
-              Compare(&v[n * v_row + static_cast<std::size_t>(head * options_.v_dim) * size],
+              Compare(v.data() + n * v_row + static_cast<std::size_t>(head * options_.v_dim) * size,
                       sequence.rows[n], layer, head, false);
           if (!wrong.empty()) Wrong("ReadRows' token " + std::to_string(n) + ": " + wrong);
         }

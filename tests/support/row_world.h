@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "lariat/kv_cache.h"
@@ -13,7 +14,8 @@
 namespace lariat::testing {
 
 // A naive K/V store beside a real cache: every row's K and V are a function of the tokens up to it,
-// so whoever has the same prefix must read the same bytes, and whoever has not, other ones.
+// so whoever has the same prefix must read the same bytes, and whoever has not, other ones. MLA's
+// rows are K alone, and must be the bits that the operation stores when it is called by itself.
 //
 // After each step's appends it leaves a reader on the stream, as an attention kernel would stand
 // there: when the reader runs, late perhaps, it compares the step's arrays and every row of the
@@ -31,7 +33,17 @@ struct WorldOptions {
   std::int64_t max_tokens_per_sequence = 48;
   std::int64_t max_tokens_per_step = 64;
   Layout layout = Layout::kBlockMajor;
+  int latent = 0;  // kv_lora_rank of MLA layers (with kv_heads 1, v_dim 0); 0: full attention
 };
+
+// Latents of 5 elements, k_pe of 6, of which 4 turn.
+inline WorldOptions MlaWorld(WorldOptions options = {}) {
+  options.kv_heads = 1;
+  options.k_dim = 11;
+  options.v_dim = 0;
+  options.latent = 5;
+  return options;
+}
 
 struct WorldRow {
   std::uint64_t hash = 0;  // of the salt and the tokens up to and with this one
@@ -111,9 +123,12 @@ class RowWorld {
   };
 
   static double Element(const WorldRow& row, int layer, int head, bool key, int i);
+  void MakeLatentTables();
+  Status AppendLayer(int layer, const float* k, const float* v, Stream stream);
+  const std::vector<char>& LatentRow(const WorldRow& row, int layer);
   void Feed(WorldSequence& sequence, TokenId token, std::int32_t position);
   void Value(std::vector<double>& out, const WorldRow& row, int layer, int head, bool key) const;
-  std::string Compare(const void* got, const WorldRow& row, int layer, int head, bool key) const;
+  std::string Compare(const void* got, const WorldRow& row, int layer, int head, bool key);
   void Read(const Expected& expected);
   void Wrong(const std::string& what);
 
@@ -122,7 +137,9 @@ class RowWorld {
   std::unique_ptr<KVCache> cache_;
   std::map<SequenceId, WorldSequence> sequences_;
   std::deque<WorldStep> live_;
-  std::deque<std::vector<float>> inputs_;  // must outlive the stream's work
+  std::deque<std::vector<float>> inputs_;       // must outlive the stream's work
+  std::vector<float> norm_weight_, cos_, sin_;  // of MLA
+  std::map<std::tuple<std::uint64_t, std::int32_t, int>, std::vector<char>> latents_;
   std::string errors_;
   std::int64_t readers_run_ = 0;
   TokenId made_up_ = -1;

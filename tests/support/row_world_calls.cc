@@ -55,6 +55,21 @@ Status RowWorld::Prepare(Step step, const std::vector<WorldItem>& items, Stream 
   return Status::Ok();
 }
 
+Status RowWorld::AppendLayer(int layer, const float* k, const float* v, Stream stream) {
+  const Step& step = live_.back().step;
+  if (options_.latent == 0) {
+    return cache_->Append(step, layer, {.dtype = DType::kFP32, .k = k, .v = v}, stream);
+  }
+  MlaAppendInputs inputs;
+  inputs.dtype = DType::kFP32;
+  inputs.kv_lora_rank = options_.latent;
+  inputs.c_kv = k;
+  inputs.k_pe = k + options_.latent;
+  inputs.c_kv_stride = inputs.k_pe_stride = options_.k_dim;
+  inputs.norm_weight = norm_weight_.data();
+  return cache_->MlaAppend(step, layer, inputs, stream);
+}
+
 // Padding rows are NaN: nobody may store them.
 Status RowWorld::AppendAll(Stream stream) {
   WorldStep& live = live_.back();
@@ -92,10 +107,7 @@ Status RowWorld::AppendAll(Stream stream) {
         }
       }
     }
-    const AppendInputs inputs{.dtype = DType::kFP32, .k = k, .v = v};
-    if (Status status = cache_->Append(live.step, layer, inputs, stream); !status.ok()) {
-      return status;
-    }
+    if (Status status = AppendLayer(layer, k, v, stream); !status.ok()) return status;
   }
   enqueue_(stream, [this, expected] { Read(expected); });
   return Status::Ok();
