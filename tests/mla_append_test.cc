@@ -57,10 +57,9 @@ void RandomShapes(unsigned seed) {
       options.default_strides = shape.stride_pad == 0 && random.Chance(50);
       const auto c = MakeMlaAppend<In, Out>(random, shape);
       const auto got = RunMlaAppend(device, c, options);
-      // Moved bits have no error; the norm must do its share too.
       if (shape.normed) worst = std::max(worst, got.worst);
     }
-    INFO(device.name() << ": the largest error is " << static_cast<double>(worst)
+    INFO(device.name() << ": the largest error of a normed latent is " << static_cast<double>(worst)
                        << " of its bound");
     CHECK(worst >= 0.05L);
     CHECK(worst <= 1.0L);
@@ -284,11 +283,12 @@ TEST_CASE("mla append: the record holds the smallest faulty token, slot before p
   for (Device& device : AvailableDevices()) {
     Random random(15);
     for (const bool indirect : {false, true}) {
-      for (const std::int64_t tokens : {50, 6000}) {
+      for (const std::int64_t tokens : {50, 4500}) {
         for (const int rank : {16, 15}) {
           MlaAppendShape s = DeepSeek(tokens);
           s.rank = rank;
           s.rope_dim = s.rotary_dim = 8;
+          s.normed = false;  // the reference takes its time
           MlaAppendOptions options;
           options.indirect_fault = indirect;
           auto c = MakeMlaAppend<B16, B16>(random, s);
