@@ -96,6 +96,31 @@ TEST_CASE("Null, the CPU and a second run agree", "[command]") {
   CHECK(Comparable(null).dump() == Comparable(Json(kTight + " --backend null")).dump());
 }
 
+TEST_CASE("A model of latents: null and the CPU agree, in blocks of 64 unless told", "[command]") {
+  const std::string run = "--workload in=200,out=150,n=8,prefix=128 --model deepseek-v2-lite";
+  const ordered_json null = Json(run + " --blocks 16 --backend null");
+  const ordered_json cpu = Json(run + " --blocks 16 --backend cpu --check");
+  CHECK(cpu["check"].dump() == R"({"sequences":8,"mismatches":0})");
+  CHECK(null["served"]["preemptions"] > 0);
+  CHECK(null["blocks"]["evicted"] > 0);
+  CHECK(null["prefix"]["hit_tokens"] > 0);
+  CHECK(Comparable(null).dump() == Comparable(cpu).dump());
+  CHECK(null["blocks"]["size"] == 64);
+  CHECK(null["blocks"]["bytes_each"] == 64 * 27 * 576 * 2);
+  CHECK(Json(run + " --block-size 16 --backend null")["blocks"]["size"] == 16);
+  for (const char* fault : {"stale", "shift", "bit"}) {
+    const CommandResult broken =
+        RunLariat("simulate " + run + " --blocks 16 --backend cpu --check" + " --inject-fault " +
+                  fault + " --at 20");
+    CHECK(broken.exit_code == 1);
+    CHECK(broken.out.find("FAILED") != std::string::npos);
+  }
+  const ordered_json whole = Json(kSmall + " --model deepseek-v3 --sequential --backend null");
+  CHECK(whole["prefix"]["hit_tokens"] == 2624);
+  CHECK(whole["blocks"]["bytes_each"] == 64 * 70272);
+  CHECK(whole["bytes"]["appended"] == (5359 - 2624) * 70272);
+}
+
 TEST_CASE("A trace without token identity has no prefix", "[command]") {
   const ordered_json doc =
       Json(std::string("--trace ") + LARIAT_TEST_DATA + "/azure_small.csv --backend null");
