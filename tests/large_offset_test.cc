@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "lariat/ops.h"
@@ -119,6 +120,63 @@ void RunFar(Device device, const FarCall& call) {
   }
 }
 
+// MlaAppend: tokens read 2^30 elements apart, their rows stored as far apart as the slots say.
+void RunFarMla(Device device, const FarCall& call) {
+  constexpr int kRank = 8, kRope = 8, kWidth = kRank + kRope;
+  constexpr std::int64_t kTokenStride = std::int64_t{1} << 30;
+  const auto offset = [&](std::int64_t slot) {
+    return slot / call.block_size * call.block_stride + slot % call.block_size * call.row_stride;
+  };
+  const std::int64_t slots_end =
+      (*std::max_element(call.slots.begin(), call.slots.end()) / call.block_size + 1) *
+      call.block_size;
+  const auto tokens = static_cast<std::int64_t>(call.slots.size());
+  const std::int64_t read = (tokens - 1) * kTokenStride + kWidth;
+  const std::int64_t stored = offset(slots_end - 1) + kWidth;
+  INFO(device.name() << ": " << call.name << ", " << stored << " elements");
+  REQUIRE(read > (std::int64_t{1} << 31));
+  REQUIRE(stored > (std::int64_t{1} << 31));
+  Result<DeviceBuffer> from =
+      device.Allocate(MemoryKind::kDevice, static_cast<std::size_t>(read) * 2);
+  Result<DeviceBuffer> to =
+      device.Allocate(MemoryKind::kDevice, static_cast<std::size_t>(stored) * 2);
+  if (!from.ok() || !to.ok()) LARIAT_SKIP("too little memory for pools past 2^32 bytes");
+  auto* const input = static_cast<std::uint16_t*>(from->data());
+  auto* const cache = static_cast<std::uint16_t*>(to->data());
+
+  Random random(5);
+  std::vector<std::vector<std::uint16_t>> rows;
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    rows.push_back(random.Numbers<B16>(kWidth));
+    REQUIRE(device.CopyToDevice(input + t * kTokenStride, rows.back().data(), 2 * kWidth, Stream{})
+                .ok());
+    REQUIRE(device.Synchronize(Stream{}).ok());
+  }
+  DeviceVector<std::int64_t> slots(device, call.slots);
+  MlaAppendParams p;
+  p.num_tokens = tokens;
+  p.rank = kRank;
+  p.rope_dim = kRope;
+  p.c_kv = input;
+  p.k_pe = input + kRank;
+  p.c_kv_stride = p.k_pe_stride = kTokenStride;
+  p.slots = slots.data();
+  p.cache = cache;
+  p.num_slots = slots_end;
+  p.block_size = call.block_size;
+  p.block_stride = call.block_stride;
+  p.row_stride = call.row_stride;
+  REQUIRE(MlaAppend(device, p, Stream{}).ok());
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    const auto at = static_cast<std::size_t>(t);
+    std::vector<std::uint16_t> row(kWidth);
+    REQUIRE(
+        device.CopyToHost(row.data(), cache + offset(call.slots[at]), 2 * kWidth, Stream{}).ok());
+    REQUIRE(device.Synchronize(Stream{}).ok());
+    CHECK(row == rows[at]);
+  }
+}
+
 // A reserved range whose pages repeat one small file, but for its last piece and the piece around
 // the middle: an output of many GiB that costs a few MiB.
 class RepeatedMemory {
@@ -225,6 +283,18 @@ TEST_CASE("large offsets: appends past 2^31 elements and 2^32 bytes") {
   };
   for (Device& device : AvailableDevices()) {
     for (const FarCall& call : calls) RunFar(device, call);
+  }
+}
+
+TEST_CASE("large offsets: MlaAppend past 2^31 elements and 2^32 bytes") {
+  const std::vector<FarCall> calls = {
+      {"blocks of 65536", 65536, 16, 16, {32768 * 16 + 3, 63999 * 16 + 15, 5}},
+      {"row stride 2^30", std::int64_t{1} << 33, 8, std::int64_t{1} << 30, {4, 2, 0}},
+      // Rows of 17 elements, which are stored one by one.
+      {"odd strides", 1048579, 48, 17, {2047 * 48 + 47, 2049 * 48 + 1, 4097 * 48 + 30}},
+  };
+  for (Device& device : AvailableDevices()) {
+    for (const FarCall& call : calls) RunFarMla(device, call);
   }
 }
 
