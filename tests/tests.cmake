@@ -51,8 +51,10 @@ lariat_test(cache_footprint_test SOURCES cache_footprint_test.cc cache_refusals_
             support/count_new.cc)
 if(LARIAT_WITH_CUDA)
   lariat_test(cache_graph_test SOURCES cache_graph_test.cc support/gpu_work.cu)
+  lariat_test(cache_mla_graph_test SOURCES cache_mla_graph_test.cc support/gpu_work.cu)
 endif()
 lariat_test(threads_test SOURCES threads_test.cc LABEL threads)
+lariat_test(mla_compress_test SOURCES mla_compress_test.cc)
 lariat_test(mla_expand_test SOURCES mla_expand_test.cc mla_expand_rows_test.cc mla_expand_args_test.cc)
 lariat_test(mla_append_test SOURCES mla_append_test.cc mla_append_hidden_test.cc
             mla_append_args_test.cc)
