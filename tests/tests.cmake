@@ -54,7 +54,8 @@ if(LARIAT_WITH_CUDA)
   lariat_test(cache_mla_graph_test SOURCES cache_mla_graph_test.cc support/gpu_work.cu)
 endif()
 lariat_test(threads_test SOURCES threads_test.cc LABEL threads)
-lariat_test(mla_compress_test SOURCES mla_compress_test.cc)
+lariat_test(mla_compress_test SOURCES mla_compress_test.cc mla_compress_plan_test.cc
+            mla_compress_args_test.cc support/count_new.cc)
 lariat_test(mla_expand_test SOURCES mla_expand_test.cc mla_expand_rows_test.cc mla_expand_args_test.cc)
 lariat_test(mla_append_test SOURCES mla_append_test.cc mla_append_hidden_test.cc
             mla_append_args_test.cc)
