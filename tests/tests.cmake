@@ -51,6 +51,7 @@ lariat_test(cache_footprint_test SOURCES cache_footprint_test.cc cache_refusals_
             support/count_new.cc)
 if(LARIAT_WITH_CUDA)
   lariat_test(cache_graph_test SOURCES cache_graph_test.cc support/gpu_work.cu)
+  lariat_test(mla_compress_graph_test SOURCES mla_compress_graph_test.cc support/gpu_work.cu)
   lariat_test(cache_mla_graph_test SOURCES cache_mla_graph_test.cc support/gpu_work.cu)
 endif()
 lariat_test(threads_test SOURCES threads_test.cc LABEL threads)
