@@ -301,6 +301,9 @@ TEST_CASE("Layers carry what a cache stores") {
   CHECK(mla.layers == std::vector<LayerSpec>(4, latent));
   CHECK(mla.ropes[0].style == RopeStyle::kInterleavedToHalf);
   CHECK(mla.ropes[0].rotary_dim == 8);
+  CHECK(mla.mla.norm_eps == 1e-6);
+  CHECK(Read(With({{"rms_norm_eps", 1e-5}}, With(kMla)))->mla.norm_eps == 1e-6);
+  CHECK(Read(Llama())->mla.norm_eps == 0);
   CHECK(Read(With({{"rope_interleave", false}}, With(kMla)))->ropes[0].style == RopeStyle::kHalf);
   CHECK(Read(With({{"model_type", "deepseek_v2"}}, With(kMla)))->ropes[0].style ==
         RopeStyle::kInterleaved);

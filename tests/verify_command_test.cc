@@ -53,23 +53,41 @@ TEST_CASE("verify: the document, the text and the exit codes", "[verify]") {
             .exit_code == 0);
 }
 
-TEST_CASE("verify: MLA is missing, said plainly, and fails", "[verify]") {
-  std::vector<std::string> stems = {kOwn + "deepseek_v3_mla"};
-  if (std::filesystem::exists(kGolden)) {
-    stems.push_back(kGolden + "deepseek_v3_mla");
-    stems.push_back(kGolden + "deepseek_v3_mla_neox");
-  }
-  for (const std::string& stem : stems) {
-    const CommandResult result = RunLariat("verify " + stem + ".safetensors --json -");
-    CAPTURE(stem, result.err);
-    CHECK(result.exit_code == 1);
-    CHECK(result.err.find("MLA") != std::string::npos);
+TEST_CASE("verify: MLA", "[verify]") {
+  const std::string stem = kOwn + "mla_halves_yarn";
+  for (const std::string dtype : {"fp32", "bf16", "fp16"}) {
+    const CommandResult result =
+        RunLariat("verify " + stem + ".safetensors --json - --dtype " + dtype);
+    CAPTURE(dtype, result.err);
+    CHECK(result.exit_code == 0);
     const Json document = Json::parse(result.out);
-    CHECK(document.at("tensors").empty());
-    CHECK(document.at("passes").empty());
-    const Json config = Json::parse(ReadFile(stem + ".config.json"));
-    CHECK(document.at("missing").size() == 2 * config.at("num_hidden_layers").get<std::size_t>());
+    CHECK(document.at("missing") == Json::array());
+    CHECK(document.at("passes").size() == 5);
+    std::vector<std::string> names;
+    for (const Json& tensor : document.at("tensors")) names.push_back(tensor.at("name"));
+    CHECK(names == std::vector<std::string>{"l0.cache_k", "l0.cache_v", "l0.attn_out", "l1.cache_k",
+                                            "l1.cache_v", "l1.attn_out"});
+    CHECK(document.at("tensors")[2].at("elements") == 3 * 11 * 3 * 7);
   }
+  const TempFolder folder;
+  const std::string path = folder.File("copy.safetensors");
+  EditedFile copy = EditedFile::Load(stem + ".safetensors");
+  copy.at("l0.cache_v").Negate(7);
+  copy.Write(path);
+  const std::string arguments = "verify --backend cpu --config " + stem + ".config.json " + path;
+  CommandResult result = RunLariat(arguments);
+  INFO(result.out);
+  CHECK(result.exit_code == 1);
+  CHECK(result.out.find("sequence 0, head 0, token 1, element 1: stored") != std::string::npos);
+
+  for (const std::string tensor : {"l0.kv_a_proj_with_mqa", "l0.hidden", "l0.w.kv_b_proj"}) {
+    copy.tensors.erase(tensor);
+  }
+  copy.Write(path);
+  result = RunLariat(arguments + " --json -");
+  CHECK(result.exit_code == 1);
+  CHECK(result.err.find("l0.kv_a_proj_with_mqa") != std::string::npos);
+  CHECK(Json::parse(result.out).at("missing") == Json({"l0.cache_v", "l0.attn_out"}));
 }
 
 TEST_CASE("verify: what is not compared is missing and fails", "[verify]") {
@@ -175,6 +193,24 @@ TEST_CASE("verify: bad input is exit 2 and says what is expected", "[verify]") {
   broken("l1.cache_v has dtype I32; expected F32 or F64",
          [](EditedFile& f) { f.at("l1.cache_v").dtype = "I32"; });
   broken("l2.cache_k", [](EditedFile& f) { f.tensors["l2.cache_k"] = f.at("l1.cache_k"); });
+  const std::string latents = kOwn + "mla_pairs";
+  const auto broken_mla = [&](const std::string& tensor, const std::string& text) {
+    EditedFile copy = EditedFile::Load(latents + ".safetensors");
+    copy.at(tensor).shape = {copy.at(tensor).size()};
+    const std::string path = folder.File(std::to_string(number++) + ".safetensors");
+    copy.Write(path);
+    cases.push_back(
+        {path + " --config " + latents + ".config.json",
+         tensor + " has shape [" + std::to_string(copy.at(tensor).size()) + "]; expected " + text});
+  };
+  broken_mla("l0.cache_k", "[1, 1, 13, 33], [B, 1, T, kv_lora_rank]");
+  broken_mla("l0.cache_v", "[1, 1, 13, 8]");
+  broken_mla("l0.hidden", "[1, 13, 24]");
+  broken_mla("l0.kv_a_proj_with_mqa", "[1, 13, 41]");
+  broken_mla("l0.w.kv_a_proj_with_mqa", "[41, 24]");
+  broken_mla("l0.w.kv_b_proj", "[34, 33]");
+  broken_mla("l0.q_b_proj", "[1, 13, 26]");
+  broken_mla("l0.attn_out", "[1, 13, 24]");
   for (const Case& c : cases) {
     const CommandResult result = RunLariat("verify " + c.arguments);
     CAPTURE(c.arguments, result.err);

@@ -22,6 +22,9 @@ struct MlaDims {
   int qk_nope_head_dim = 0;
   int v_head_dim = 0;
   int q_lora_rank = 0;  // 0: queries are projected at once
+  // What the latent's RMSNorm adds to the mean square. Models of the transformers library give
+  // this norm 1e-6 whatever their rms_norm_eps says.
+  double norm_eps = 0;
 };
 
 // Keys of a sparse-attention indexer, which are stored besides K and V and not counted with them.

@@ -11,6 +11,8 @@ constexpr std::array<std::string_view, 4> kHidden = {"hidden_size", "n_embd", "d
 constexpr std::array<std::string_view, 4> kKvHeads = {"num_key_value_heads", "num_kv_heads",
                                                       "n_head_kv", "n_kv_heads"};
 constexpr std::array<std::string_view, 2> kHeadDim = {"head_dim", "kv_channels"};
+// The norms of latents are made without rms_norm_eps, with their class's default.
+constexpr double kLatentNormEps = 1e-6;
 
 constexpr std::array<std::string_view, 1> One(std::string_view name) { return {name}; }
 
@@ -110,6 +112,7 @@ void HeadReader::ReadMla() {
     mla.v_head_dim = dim("v_head_dim");
   }
   mla.q_lora_rank = static_cast<int>(text_.Int(One("q_lora_rank"), 1, kMaxHeadDim).value_or(0));
+  mla.norm_eps = kLatentNormEps;
 }
 
 // The widths of most layers; those of the kinds that differ are found by HeadsOf.

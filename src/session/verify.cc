@@ -7,18 +7,23 @@
 #include <utility>
 
 #include "session/recording.h"
+#include "session/verify_attention.h"
+#include "session/verify_bounds.h"
 #include "session/verify_check.h"
 #include "session/verify_replay.h"
 
 namespace lariat {
 namespace {
 
+using session::LatentSource;
+using session::MlaAttention;
 using session::RecordedLayer;
 using session::RecordedPart;
 using session::Recording;
 using session::Replay;
 using session::ReplayChunks;
 using session::ReplayInputs;
+using session::ReplayLayer;
 using session::TensorCheck;
 
 struct Pass {
@@ -36,30 +41,101 @@ constexpr std::array<Pass, 5> kPasses = {{
     {"shared-prefix", 0, std::nullopt},
 }};
 
-// The checks of one layer; of what is not compared there is none.
+// The checks of one layer of the recording; of what is not compared there is none.
 struct LayerChecks {
-  std::optional<TensorCheck> k, v;
+  std::optional<TensorCheck> k, v, attn_out;
+  std::optional<MlaAttention> attention;
 };
 
-std::vector<LayerChecks> MakeChecks(const Recording& recording, DType dtype) {
-  std::vector<LayerChecks> checks(recording.layers.size());
-  for (std::size_t i = 0; i < checks.size(); ++i) {
-    const RecordedLayer& layer = recording.layers[i];
-    const int rope = layer.spec.rope;
-    const RopeSpec* const turns =
-        rope < 0 ? nullptr : &recording.ropes[static_cast<std::size_t>(rope)];
-    if (layer.k.compared()) {
-      checks[i].k.emplace(layer.k, layer, recording, layer.spec.k_dim, turns, dtype);
-    }
-    if (layer.v.compared()) {
-      checks[i].v.emplace(layer.v, layer, recording, layer.spec.v_dim, nullptr, dtype);
-    }
+// How far what one of the cache's layers stores may be off.
+struct LayerBounds {
+  std::vector<double> k, v;
+};
+
+struct Checks {
+  std::vector<LayerChecks> layers;  // the recording's
+  std::vector<LayerBounds> bounds;  // the cache's
+};
+
+LayerChecks MakeLayerChecks(const RecordedLayer& layer, const Recording& recording, DType dtype) {
+  LayerChecks checks;
+  const auto add = [&](const RecordedPart& part, std::int64_t heads, std::int64_t dim,
+                       std::optional<TensorCheck>& check) {
+    if (part.compared()) check.emplace(part, heads, layer.kept, dim, recording.tokens);
+  };
+  if (!layer.mla) {
+    add(layer.k, layer.spec.kv_heads, layer.spec.k_dim, checks.k);
+    add(layer.v, layer.spec.kv_heads, layer.spec.v_dim, checks.v);
+    return checks;
+  }
+  add(layer.k, 1, layer.mla->dims.kv_lora_rank, checks.k);
+  add(layer.v, 1, layer.mla->dims.qk_rope_head_dim, checks.v);
+  add(layer.mla->attn_out, layer.mla->heads, layer.mla->dims.v_head_dim, checks.attn_out);
+  if (checks.attn_out) checks.attention.emplace(layer, recording, dtype);
+  return checks;
+}
+
+LayerBounds MakeLayerBounds(const RecordedLayer& layer, const Recording& recording,
+                            LatentSource source, DType dtype) {
+  if (layer.mla) {
+    session::LatentBounds bounds = session::LatentBoundsOf(layer, recording, source, dtype);
+    return {std::move(bounds.latent), std::move(bounds.k_pe)};
+  }
+  const int rope = layer.spec.rope;
+  const RopeSpec* const turns =
+      rope < 0 ? nullptr : &recording.ropes[static_cast<std::size_t>(rope)];
+  return {session::BoundsOf(layer.k, layer, recording, layer.spec.k_dim, turns, dtype),
+          session::BoundsOf(layer.v, layer, recording, layer.spec.v_dim, nullptr, dtype)};
+}
+
+Checks MakeChecks(const ReplayInputs& inputs) {
+  const Recording& recording = inputs.recording();
+  Checks checks;
+  for (const RecordedLayer& layer : recording.layers) {
+    checks.layers.push_back(MakeLayerChecks(layer, recording, inputs.dtype()));
+  }
+  for (const ReplayLayer& layer : inputs.layers()) {
+    checks.bounds.push_back(
+        MakeLayerBounds(recording.layers[layer.recorded], recording, layer.source, inputs.dtype()));
   }
   return checks;
 }
 
-Result<VerifiedPass> RunPass(const Pass& pass, ReplayInputs& inputs,
-                             std::vector<LayerChecks>& checks) {
+// The part of [B, ...] that is sequence b's.
+std::span<const double> OfSequence(const std::vector<double>& values, std::int64_t b,
+                                   std::int64_t elements) {
+  return std::span(values).subspan(static_cast<std::size_t>(b * elements),
+                                   static_cast<std::size_t>(elements));
+}
+
+// Compares what one of the cache's layers holds of sequence b.
+Status CompareLayer(const Pass& pass, const ReplayInputs& inputs, Replay& replay, std::size_t layer,
+                    std::int64_t b, Checks& checks) {
+  const ReplayLayer& which = inputs.layers()[layer];
+  LayerChecks& check = checks.layers[which.recorded];
+  const LayerBounds& bounds = checks.bounds[layer];
+  std::string place = pass.name;
+  if (inputs.Recorded(layer).mla) {
+    place += which.source == LatentSource::kHidden ? " from hidden" : " from given rows";
+  }
+  std::vector<double> k, v;
+  const Status read = replay.ReadBack(layer, b, k, v);
+  if (!read.ok()) return read;
+  if (check.k) {
+    check.k->Compare(place, b, k, OfSequence(bounds.k, b, check.k->elements_per_sequence()));
+  }
+  if (check.v) {
+    check.v->Compare(place, b, v, OfSequence(bounds.v, b, check.v->elements_per_sequence()));
+  }
+  if (check.attn_out) {
+    std::vector<double> out, allowed;
+    check.attention->Attend(b, k, v, replay.Expanded(layer, b), out, allowed);
+    check.attn_out->Compare(place, b, out, allowed);
+  }
+  return Status::Ok();
+}
+
+Result<VerifiedPass> RunPass(const Pass& pass, ReplayInputs& inputs, Checks& checks) {
   const Recording& recording = inputs.recording();
   const std::int64_t shared = recording.tokens / 2;
   const bool shares = !pass.chunks.has_value();
@@ -69,17 +145,22 @@ Result<VerifiedPass> RunPass(const Pass& pass, ReplayInputs& inputs,
   if (!replay.ok()) return replay.status();
   const Status ran = shares ? replay->RunShared(shared) : replay->Run(*pass.chunks);
   if (!ran.ok()) return ran;
-  std::vector<double> k, v;
-  for (std::size_t layer = 0; layer < checks.size(); ++layer) {
+  for (std::size_t layer = 0; layer < inputs.layers().size(); ++layer) {
     for (std::int64_t b = 0; b < recording.batch; ++b) {
-      const Status read = replay->ReadBack(layer, b, k, v);
-      if (!read.ok()) return read;
-      if (checks[layer].k) checks[layer].k->Compare(pass.name, b, k);
-      if (checks[layer].v) checks[layer].v->Compare(pass.name, b, v);
+      const Status compared = CompareLayer(pass, inputs, *replay, layer, b, checks);
+      if (!compared.ok()) return compared;
     }
   }
   return VerifiedPass{
       .name = pass.name, .steps = replay->steps(), .hit_tokens = replay->hit_tokens()};
+}
+
+// What is compared.
+std::vector<const RecordedPart*> PartsOf(const RecordedLayer& layer) {
+  std::vector<const RecordedPart*> parts = {&layer.k, &layer.v};
+  if (layer.mla) parts.push_back(&layer.mla->attn_out);
+  std::erase_if(parts, [](const RecordedPart* part) { return !part->compared(); });
+  return parts;
 }
 
 // Whether a layer's rows can be stored at all, asked of the cache itself. What it does not build is
@@ -88,9 +169,7 @@ Status DropUnsupported(Recording& recording, DType dtype) {
   std::vector<RecordedLayer> kept;
   for (RecordedLayer& layer : recording.layers) {
     CacheConfig config;
-    config.layers = {layer.spec};
-    config.layers[0].kind = LayerKind::kFull;
-    config.layers[0].window = 0;
+    config.layers = {session::StoredSpecOf(layer)};
     config.ropes = recording.ropes;
     config.dtype = dtype;
     config.backend = BackendKind::kCpu;
@@ -102,11 +181,9 @@ Status DropUnsupported(Recording& recording, DType dtype) {
       continue;
     }
     if (footprint.status().code() != Code::kUnsupported) return footprint.status();
-    for (const RecordedPart* part : {&layer.k, &layer.v}) {
-      if (part->compared()) recording.missing.push_back(part->name);
-    }
-    recording.reasons.push_back("layer " + std::to_string(layer.layer) +
-                                " cannot be stored yet: " + footprint.status().message());
+    const std::string reason = "layer " + std::to_string(layer.layer) +
+                               " cannot be stored yet: " + footprint.status().message();
+    for (const RecordedPart* part : PartsOf(layer)) recording.Miss(part->name, reason);
   }
   recording.layers = std::move(kept);
   return Status::Ok();
@@ -116,7 +193,7 @@ Status RunPasses(const Device& device, const Recording& recording, VerifyReport&
   Result<std::unique_ptr<ReplayInputs>> inputs =
       ReplayInputs::Create(device, recording, report.dtype);
   if (!inputs.ok()) return inputs.status();
-  std::vector<LayerChecks> checks = MakeChecks(recording, report.dtype);
+  Checks checks = MakeChecks(**inputs);
   for (const Pass& pass : kPasses) {
     Result<VerifiedPass> ran = RunPass(pass, **inputs, checks);
     if (ran.ok()) {
@@ -127,9 +204,10 @@ Status RunPasses(const Device& device, const Recording& recording, VerifyReport&
     if (ran.status().code() != Code::kCorruptData) return {ran.status().code(), message};
     report.reasons.push_back(message);  // a finding; the other passes go on
   }
-  for (const LayerChecks& layer : checks) {
-    if (layer.k) report.tensors.push_back(layer.k->result());
-    if (layer.v) report.tensors.push_back(layer.v->result());
+  for (const LayerChecks& layer : checks.layers) {
+    for (const std::optional<TensorCheck>* check : {&layer.k, &layer.v, &layer.attn_out}) {
+      if (*check) report.tensors.push_back((*check)->result());
+    }
   }
   return Status::Ok();
 }

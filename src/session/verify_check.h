@@ -5,45 +5,37 @@
 #include <string>
 #include <vector>
 
-#include "lariat/rope.h"
-#include "lariat/types.h"
 #include "lariat/verify.h"
 #include "session/recording.h"
 
 namespace lariat::session {
 
-// Where two 16-bit or 32-bit formats round to: docs/numerics.md, "Replayed recordings".
-struct RoundingUnits {
-  double relative = 0;  // of a normal number
-  double absolute = 0;  // of a subnormal one
-};
-RoundingUnits UnitsOf(DType dtype);
-
 // Compares one recorded tensor with what the passes stored.
 class TensorCheck {
  public:
-  // rope: null where nothing turns (V, and K without RoPE). REQUIRES: part.compared().
-  TensorCheck(const RecordedPart& part, const RecordedLayer& layer, const Recording& recording,
-              std::int64_t dim, const RopeSpec* rope, DType dtype);
+  // part.cached: [B, heads, kept, dim], of the last `kept` of `tokens` tokens.
+  // REQUIRES: part.compared(), and it outlives the check.
+  TensorCheck(const RecordedPart& part, std::int64_t heads, std::int64_t kept, std::int64_t dim,
+              std::int64_t tokens);
 
-  // stored: [kept, kv_heads, dim], the last `kept` rows of sequence b, in pass `pass`.
-  void Compare(const std::string& pass, std::int64_t b, std::span<const double> stored);
+  // place: which pass, and whatever else tells calls apart, for a person.
+  // stored: [kept, heads, dim], the last `kept` rows of sequence b
+  // bounds: [heads, kept, dim], how far each element may be off; not finite: not at all
+  void Compare(const std::string& place, std::int64_t b, std::span<const double> stored,
+               std::span<const double> bounds);
 
-  VerifiedTensor result() const { return result_; }
+  std::int64_t elements_per_sequence() const { return heads_ * kept_ * dim_; }
+  VerifiedTensor result() const;
 
  private:
-  void FillBounds(const RopeSpec* rope, DType dtype);
-  void FillRow(std::int64_t row, const RopeSpec* rope, double factor, RoundingUnits units,
-               double turned_share);
-  std::string Place(const std::string& pass, std::int64_t b, std::int64_t head, std::int64_t j,
-                    std::int64_t element) const;
+  void CompareElement(const std::string& place, std::int64_t b, std::int64_t row,
+                      std::int64_t element, double got, double allowed);
 
   const RecordedPart& part_;
   const std::int64_t heads_, kept_, dim_, tokens_;
-  std::vector<double> bounds_;  // as part_.cached
-  std::vector<double> rms_;     // of its rows of dim elements
-  double largest_bound_ = 0;    // as a fraction of the row's RMS
-  double furthest_ = 1;         // largest error as a fraction of its bound, beyond 1
+  std::vector<double> rms_;   // of part_.cached's rows of dim elements; 0: not finite
+  double largest_bound_ = 0;  // as a fraction of the row's RMS
+  double furthest_ = 1;       // largest error as a fraction of its bound, beyond 1
   VerifiedTensor result_;
 };
 

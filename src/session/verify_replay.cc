@@ -2,139 +2,44 @@
 #include "session/verify_replay.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
-
-#include "session/synthetic_kv.h"
 
 namespace lariat::session {
 namespace {
 
-// To the storage type, rounded to nearest even.
-std::vector<std::byte> Narrow(const std::vector<double>& values, DType dtype) {
-  const std::size_t size = SizeOf(dtype);
-  std::vector<std::byte> bytes(values.size() * size);
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    const auto single = static_cast<float>(values[i]);
-    if (dtype == DType::kFP32) {
-      std::memcpy(bytes.data() + i * size, &single, size);
-    } else {
-      const std::uint16_t half = dtype == DType::kBF16 ? ToBF16(single) : ToFP16(single);
-      std::memcpy(bytes.data() + i * size, &half, size);
-    }
+// Rows of [latent | k_pe] apart: k keeps the latents.
+void SplitRows(std::int64_t rank, std::int64_t width, std::vector<double>& k,
+               std::vector<double>& v) {
+  std::vector<double> latents;
+  v.clear();
+  for (auto row = k.begin(); row != k.end(); row += width) {
+    latents.insert(latents.end(), row, row + rank);
+    v.insert(v.end(), row + rank, row + width);
   }
-  return bytes;
-}
-
-void Widen(const std::vector<std::byte>& bytes, DType dtype, std::vector<double>& values) {
-  const std::size_t size = SizeOf(dtype);
-  values.resize(bytes.size() / size);
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    if (dtype == DType::kFP32) {
-      float single = 0;
-      std::memcpy(&single, bytes.data() + i * size, size);
-      values[i] = double{single};
-    } else {
-      std::uint16_t half = 0;
-      std::memcpy(&half, bytes.data() + i * size, size);
-      values[i] = double{dtype == DType::kBF16 ? FromBF16(half) : FromFP16(half)};
-    }
-  }
-}
-
-// A part that was not recorded is stored as zeros, so that the other can be compared.
-std::vector<double> InputOrZeros(const RecordedPart& part, std::int64_t elements) {
-  if (part.compared()) return part.input;
-  return std::vector<double>(static_cast<std::size_t>(elements), 0.0);
+  k = std::move(latents);
 }
 
 }  // namespace
 
-Result<std::unique_ptr<ReplayInputs>> ReplayInputs::Create(Device device,
-                                                           const Recording& recording,
-                                                           DType dtype) {
-  std::unique_ptr<ReplayInputs> inputs(new ReplayInputs(std::move(device), recording, dtype));
-  const Status made = inputs->Make();
-  if (!made.ok()) return made;
-  return inputs;
+LayerSpec StoredSpecOf(const RecordedLayer& layer) {
+  LayerSpec spec = layer.spec;
+  if (spec.kind != LayerKind::kMla) spec.kind = LayerKind::kFull;
+  spec.window = 0;
+  return spec;
 }
 
-ReplayInputs::~ReplayInputs() {
-  if (own_stream_) device_.DestroyStream(stream_);
-}
-
-Status ReplayInputs::Make() {
-  const Result<Stream> stream = device_.CreateStream();
-  if (!stream.ok()) return stream.status();
-  stream_ = *stream;
-  own_stream_ = true;
-  const std::int64_t rows = recording_.batch * recording_.tokens;
-  std::size_t widest = 0;
-  for (const RecordedLayer& layer : recording_.layers) {
-    const std::int64_t k_width = std::int64_t{layer.spec.kv_heads} * layer.spec.k_dim;
-    const std::int64_t v_width = std::int64_t{layer.spec.kv_heads} * layer.spec.v_dim;
-    LayerInputs inputs;
-    inputs.k_row = static_cast<std::size_t>(k_width) * SizeOf(dtype_);
-    inputs.v_row = static_cast<std::size_t>(v_width) * SizeOf(dtype_);
-    inputs.k = Narrow(InputOrZeros(layer.k, rows * k_width), dtype_);
-    inputs.v = Narrow(InputOrZeros(layer.v, rows * v_width), dtype_);
-    widest = std::max({widest, inputs.k.size(), inputs.v.size()});
-    layers_.push_back(std::move(inputs));
+Replay::Replay(ReplayInputs& inputs, KVCache cache)
+    : inputs_(&inputs), cache_(std::move(cache)), expanded_(inputs.layers().size()) {
+  for (auto& layer : expanded_) {
+    layer.resize(static_cast<std::size_t>(inputs.recording().batch));
   }
-  for (Stage* stage : {&k_, &v_}) {
-    for (const MemoryKind kind : {MemoryKind::kPinnedHost, MemoryKind::kDevice}) {
-      if (kind == MemoryKind::kDevice && device_.kind() == BackendKind::kCpu) continue;
-      Result<DeviceBuffer> buffer = device_.Allocate(kind, widest);
-      if (!buffer.ok()) return buffer.status();
-      (kind == MemoryKind::kDevice ? stage->device : stage->host) = *std::move(buffer);
-    }
-  }
-  return Status::Ok();
-}
-
-void ReplayInputs::Gather(const Step& step, std::span<const std::int64_t> batch,
-                          const std::vector<std::byte>& rows, std::size_t row_bytes,
-                          void* out) const {
-  for (std::size_t i = 0; i < step.rows().size(); ++i) {
-    const StepRows& part = step.rows()[i];
-    const auto from = static_cast<std::size_t>(batch[i] * recording_.tokens + part.start);
-    std::memcpy(static_cast<std::byte*>(out) + static_cast<std::size_t>(part.first_row) * row_bytes,
-                rows.data() + from * row_bytes, static_cast<std::size_t>(part.count) * row_bytes);
-  }
-}
-
-Result<const void*> ReplayInputs::Upload(Stage& stage, std::size_t bytes) {
-  if (device_.kind() == BackendKind::kCpu) return static_cast<const void*>(stage.host.data());
-  const Status copied =
-      device_.CopyToDevice(stage.device.data(), stage.host.data(), bytes, stream_);
-  if (!copied.ok()) return copied;
-  return static_cast<const void*>(stage.device.data());
-}
-
-Status ReplayInputs::Append(KVCache& cache, const Step& step, std::size_t layer,
-                            std::span<const std::int64_t> batch) {
-  const LayerInputs& inputs = layers_[layer];
-  Gather(step, batch, inputs.k, inputs.k_row, k_.host.data());
-  Gather(step, batch, inputs.v, inputs.v_row, v_.host.data());
-  const auto rows = static_cast<std::size_t>(step.num_tokens());
-  const Result<const void*> k = Upload(k_, rows * inputs.k_row);
-  if (!k.ok()) return k.status();
-  const Result<const void*> v = Upload(v_, rows * inputs.v_row);
-  if (!v.ok()) return v.status();
-  const Status appended =
-      cache.Append(step, static_cast<int>(layer), {.dtype = dtype_, .k = *k, .v = *v}, stream_);
-  if (!appended.ok()) return appended;
-  return device_.Synchronize(stream_);  // the stages are filled again
 }
 
 Result<Replay> Replay::Create(ReplayInputs& inputs, int block_size, Reuse reuse) {
   const Recording& recording = inputs.recording();
   CacheConfig config;
-  for (const RecordedLayer& layer : recording.layers) {
-    LayerSpec spec = layer.spec;
-    spec.kind = LayerKind::kFull;  // all rows are kept; a window is the reader's
-    spec.window = 0;
-    config.layers.push_back(spec);
+  for (std::size_t layer = 0; layer < inputs.layers().size(); ++layer) {
+    config.layers.push_back(StoredSpecOf(inputs.Recorded(layer)));
   }
   config.ropes = recording.ropes;
   config.dtype = inputs.dtype();
@@ -230,8 +135,9 @@ Status Replay::Store(Step& step, std::span<const std::int64_t> batch, std::int64
   }
   const Stream stream = inputs_->stream();
   Status status = cache_.Prepare(step, stream);
-  for (std::size_t layer = 0; status.ok() && layer < inputs_->recording().layers.size(); ++layer) {
+  for (std::size_t layer = 0; status.ok() && layer < inputs_->layers().size(); ++layer) {
     status = inputs_->Append(cache_, step, layer, batch);
+    if (status.ok()) status = inputs_->Expand(cache_, step, layer, batch, expanded_[layer]);
   }
   if (status.ok()) status = cache_.Commit(step, {}, stream);
   ++steps_;
@@ -250,7 +156,7 @@ Status Replay::Store(Step& step, std::span<const std::int64_t> batch, std::int64
 Status Replay::ReadBack(std::size_t layer, std::int64_t b, std::vector<double>& k,
                         std::vector<double>& v) {
   const Recording& recording = inputs_->recording();
-  const RecordedLayer& recorded = recording.layers[layer];
+  const RecordedLayer& recorded = inputs_->Recorded(layer);
   const auto rows = static_cast<std::size_t>(recorded.kept * recorded.spec.kv_heads);
   const std::size_t size = SizeOf(inputs_->dtype());
   // Poisoned with NaNs: what is not read back is not equal to anything.
@@ -259,12 +165,14 @@ Status Replay::ReadBack(std::size_t layer, std::int64_t b, std::vector<double>& 
                                  kPoison);
   std::vector<std::byte> v_bytes(rows * static_cast<std::size_t>(recorded.spec.v_dim) * size,
                                  kPoison);
-  const Status read = cache_.ReadRows(sequences_[static_cast<std::size_t>(b)],
-                                      static_cast<int>(layer), recording.tokens - recorded.kept,
-                                      recorded.kept, k_bytes.data(), v_bytes.data());
+  const Status read =
+      cache_.ReadRows(sequences_[static_cast<std::size_t>(b)], static_cast<int>(layer),
+                      recording.tokens - recorded.kept, recorded.kept, k_bytes.data(),
+                      v_bytes.empty() ? nullptr : v_bytes.data());
   if (!read.ok()) return read;
   Widen(k_bytes, inputs_->dtype(), k);
   Widen(v_bytes, inputs_->dtype(), v);
+  if (recorded.mla) SplitRows(recorded.mla->dims.kv_lora_rank, recorded.spec.k_dim, k, v);
   return Status::Ok();
 }
 
