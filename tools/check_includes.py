@@ -22,9 +22,10 @@ LIBRARIES = {
     "spdlog": {"tools"},
     "fmt": {"tools"},
     "benchmark": {"tools"},
-    "cuda": {"backend", "tools"},  # cuda*, cooperative_groups, cub, nvtx3
+    "cblas.h": {"backend", "tools"},
+    "cuda": {"backend", "tools"},  # cuda*, cublas*, cooperative_groups, cub, nvtx3
 }
-CUDA = re.compile(r"^(cuda|cooperative_groups|cub/|nvtx3/|driver_types|vector_types|mma|curand)")
+CUDA = re.compile(r"^(cuda|cublas|cooperative_groups|cub/|nvtx3/|driver_types|vector_types|mma|curand)")
 SYSTEM = re.compile(r"^(unistd\.h|fcntl\.h|immintrin\.h|sys/\w+\.h)$")  # POSIX and intrinsics
 STANDARD = frozenset(
     """algorithm any array atomic barrier bit bitset cassert cctype cerrno cfenv cfloat charconv

@@ -148,7 +148,12 @@ class CudaBackend final : public Backend {
     if (!workspace.ok()) return workspace.status();
     const CurrentDevice current(ordinal_);
     if (Status s = ToStatus(current.error(), "cudaSetDevice"); !s.ok()) return s;
-    return products_.Warmup(params);
+    // The trial's stream is another one: what is under way may use the workspace.
+    if (Status s = ToStatus(cudaStreamSynchronize(Handle(stream)), "cudaStreamSynchronize");
+        !s.ok()) {
+      return s;
+    }
+    return products_.Warmup(params, *workspace);
   }
   std::int64_t GemmWorkspaceBytes() const override { return Products::kWorkspaceBytes; }
   Result<void*> Scratch(ScratchUse use, std::size_t bytes, Stream stream) override {

@@ -7,6 +7,8 @@
 #include <bit>
 #include <string>
 
+#include "backend/cuda/product_trial.h"
+
 namespace lariat::cuda {
 namespace {
 
@@ -152,8 +154,8 @@ bool Products::Knows(const GemmParams& params) {
   return algorithms_.contains(KeyOf(params));
 }
 
-// The first one that cuBLASLt proposes for the bucket's most rows and that also takes the fewest.
-Result<cublasLtMatmulAlgo_t> Products::Choose(const GemmParams& p) {
+// Proposals are for the bucket's most rows; each must take the fewest too.
+Result<std::vector<cublasLtMatmulAlgo_t>> Products::Propose(const GemmParams& p) const {
   const std::int64_t most = BucketOf(p.rows);
   Problem large(p, most);
   Problem small(p, most / 2 + 1);
@@ -166,6 +168,7 @@ Result<cublasLtMatmulAlgo_t> Products::Choose(const GemmParams& p) {
   const cublasStatus_t asked = cublasLtMatmulAlgoGetHeuristic(
       handle_, large.operation(), large.w(), large.a(), large.c(), large.c(), preference.get(),
       kCandidates, found.data(), &count);
+  std::vector<cublasLtMatmulAlgo_t> proposals;
   for (int i = 0; asked == CUBLAS_STATUS_SUCCESS && i < count; ++i) {
     const cublasLtMatmulHeuristicResult_t& candidate = found[static_cast<std::size_t>(i)];
     if (candidate.state != CUBLAS_STATUS_SUCCESS) continue;
@@ -174,46 +177,68 @@ Result<cublasLtMatmulAlgo_t> Products::Choose(const GemmParams& p) {
         cublasLtMatmulAlgoCheck(handle_, small.operation(), small.w(), small.a(), small.c(),
                                 small.c(), &candidate.algo, &checked);
     if (fits == CUBLAS_STATUS_SUCCESS && checked.workspaceSize <= kWorkspaceBytes) {
-      return candidate.algo;
+      proposals.push_back(candidate.algo);
     }
   }
+  if (!proposals.empty()) return proposals;
   return Unsupported("cuBLASLt has no algorithm for " + Describe(p) + " (" +
                      cublasLtGetStatusName(asked) + ")");
 }
 
 Result<cublasLtMatmulAlgo_t> Products::Find(const GemmParams& params) {
   const Key key = KeyOf(params);
-  if (const auto known = algorithms_.find(key); known != algorithms_.end()) return known->second;
+  if (const auto known = algorithms_.find(key); known != algorithms_.end()) {
+    return known->second.algorithm;
+  }
   if (Status s = Open(); !s.ok()) return s;
-  Result<cublasLtMatmulAlgo_t> chosen = Choose(params);
-  if (chosen.ok()) algorithms_.emplace(key, *chosen);
-  return chosen;
+  const Result<std::vector<cublasLtMatmulAlgo_t>> proposals = Propose(params);
+  if (!proposals.ok()) return proposals.status();
+  algorithms_[key] = {proposals->front(), false};
+  return proposals->front();
 }
 
-Status Products::Warmup(const GemmParams& params) {
+Status Products::Warmup(const GemmParams& params, void* workspace) {
   const std::lock_guard lock(mutex_);
+  if (Status s = Open(); !s.ok()) return s;
   GemmParams bucket = params;
   for (bucket.rows = 1;; bucket.rows *= 2) {
-    if (Result<cublasLtMatmulAlgo_t> found = Find(bucket); !found.ok()) return found.status();
+    const Key key = KeyOf(bucket);
+    const auto known = algorithms_.find(key);
+    if (known == algorithms_.end() || !known->second.tried) {
+      const Result<std::vector<cublasLtMatmulAlgo_t>> proposals = Propose(bucket);
+      if (!proposals.ok()) return proposals.status();
+      std::vector<ProductTrial::Launch> ways;
+      for (const cublasLtMatmulAlgo_t& proposal : *proposals) {
+        ways.emplace_back([&, this](const GemmParams& p, cudaStream_t stream) {
+          return Launch(p, proposal, workspace, stream) == CUBLAS_STATUS_SUCCESS;
+        });
+      }
+      const std::size_t fastest = ProductTrial::Fastest(bucket, ways);
+      algorithms_[key] = {(*proposals)[fastest], true};
+    }
     if (bucket.rows >= params.rows) return {};
   }
+}
+
+cublasStatus_t Products::Launch(const GemmParams& p, const cublasLtMatmulAlgo_t& algorithm,
+                                void* workspace, cudaStream_t stream) const {
+  Problem problem(p, p.rows);
+  if (problem.status() != CUBLAS_STATUS_SUCCESS) return problem.status();
+  const float one = 1, zero = 0;
+  return cublasLtMatmul(handle_, problem.operation(), &one, p.w, problem.w(), p.a, problem.a(),
+                        &zero, p.c, problem.c(), p.c, problem.c(), &algorithm, workspace,
+                        kWorkspaceBytes, stream);
 }
 
 Status Products::Run(const GemmParams& p, void* workspace, cudaStream_t stream) {
   cublasLtMatmulAlgo_t algorithm;
   {
     const std::lock_guard lock(mutex_);
-    Result<cublasLtMatmulAlgo_t> found = Find(p);
+    const Result<cublasLtMatmulAlgo_t> found = Find(p);
     if (!found.ok()) return found.status();
     algorithm = *found;
   }
-  Problem problem(p, p.rows);
-  if (Status s = ToStatus(problem.status(), "cublasLt descriptors"); !s.ok()) return s;
-  const float one = 1, zero = 0;
-  return ToStatus(cublasLtMatmul(handle_, problem.operation(), &one, p.w, problem.w(), p.a,
-                                 problem.a(), &zero, p.c, problem.c(), p.c, problem.c(), &algorithm,
-                                 workspace, kWorkspaceBytes, stream),
-                  "cublasLtMatmul");
+  return ToStatus(Launch(p, algorithm, workspace, stream), "cublasLtMatmul");
 }
 
 }  // namespace lariat::cuda

@@ -8,15 +8,17 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <vector>
 
 #include "backend/params.h"
 #include "lariat/status.h"
 
 namespace lariat::cuda {
 
-// Matrix products by cuBLASLt. The algorithm of a product depends on its widths, types, strides and
-// alignments and on the bucket of its rows (the next power of two), so the same product gives the
-// same bits; those whose sums depend on timing are left out. Threads: any.
+// Matrix products by cuBLASLt. The first algorithm that it proposes for a product's widths, types,
+// strides, alignments and bucket of rows (the next power of two) decides the bits of the result;
+// those whose sums depend on timing are left out. Warmup takes the fastest of the proposals that
+// give the same bits, so the clock never decides what is computed. Threads: any.
 class Products {
  public:
   // What each product may use, on its own stream; what cuBLAS advises for Hopper.
@@ -29,9 +31,10 @@ class Products {
 
   // Whether the algorithm for these rows is chosen.
   bool Knows(const GemmParams& params);
-  // Chooses the algorithms for 1 to params.rows rows, on the current device.
+  // Chooses the algorithms for 1 to params.rows rows, on the current device: tries them out.
+  //   workspace: kWorkspaceBytes that nobody uses at the time
   // Errors: kUnsupported (cuBLASLt has none), kDeviceError.
-  Status Warmup(const GemmParams& params);
+  Status Warmup(const GemmParams& params, void* workspace);
   // Puts the product on the stream of the current device; chooses an algorithm where there is none.
   //   workspace: kWorkspaceBytes, this stream's
   Status Run(const GemmParams& params, void* workspace, cudaStream_t stream);
@@ -41,13 +44,20 @@ class Products {
   static Key KeyOf(const GemmParams& params);
   // Makes the handle where there is none.
   Status Open();
-  Result<cublasLtMatmulAlgo_t> Choose(const GemmParams& params);
-  // The chosen algorithm, or one that is chosen now. REQUIRES: the mutex is held.
+  // What cuBLASLt proposes for the bucket, as far as it takes all of it; at least one.
+  Result<std::vector<cublasLtMatmulAlgo_t>> Propose(const GemmParams& params) const;
+  cublasStatus_t Launch(const GemmParams& params, const cublasLtMatmulAlgo_t& algorithm,
+                        void* workspace, cudaStream_t stream) const;
+  // The chosen algorithm, or the first proposal. REQUIRES: the mutex is held.
   Result<cublasLtMatmulAlgo_t> Find(const GemmParams& params);
 
   std::mutex mutex_;
   cublasLtHandle_t handle_ = nullptr;
-  std::map<Key, cublasLtMatmulAlgo_t> algorithms_;
+  struct Choice {
+    cublasLtMatmulAlgo_t algorithm;
+    bool tried = false;  // it is the fastest of its kind
+  };
+  std::map<Key, Choice> algorithms_;
 };
 
 }  // namespace lariat::cuda
