@@ -95,7 +95,7 @@ CompressShape Small(bool in_out, std::int64_t pad) {
   s.k_dim = 8;
   s.v_dim = 6;
   s.in_out = in_out;
-  s.stride_pad = pad;
+  s.stride_pad = s.weight_pad = pad;
   return s;
 }
 

@@ -46,7 +46,8 @@ CompressShape RandomShape(Random& random, std::int64_t most_work) {
       s.v_dim = s.v_dim / 8 * 8;
     }
     s.in_out = random.Chance(60);
-    if (random.Chance(50)) s.stride_pad = random.OneOf<std::int64_t>({1, 2, 3, 8, 16});
+    if (random.Chance(40)) s.stride_pad = random.OneOf<std::int64_t>({1, 2, 3, 8, 16});
+    if (random.Chance(40)) s.weight_pad = random.OneOf<std::int64_t>({1, 2, 3, 8, 16});
     const std::int64_t weights =
         s.rank * (s.model_dim + std::int64_t{s.heads} * (s.k_dim + s.v_dim));
     if ((s.tokens + 4) * weights <= most_work) return s;
@@ -55,11 +56,13 @@ CompressShape RandomShape(Random& random, std::int64_t most_work) {
 
 CompressOptions RandomOptions(Random& random, const CompressShape& s) {
   CompressOptions options;
-  if (random.Chance(40)) options.offset = static_cast<std::size_t>(random.Between(1, 8));
+  if (random.Chance(30)) options.offset = static_cast<std::size_t>(random.Between(1, 8));
+  if (random.Chance(30)) options.weight_offset = static_cast<std::size_t>(random.Between(1, 8));
   options.packed = random.Chance(40);
   options.stacked = s.v_dim > 0 && random.Chance(50);
   options.want_latent = random.Chance(60);
-  options.default_strides = s.stride_pad == 0 && !options.stacked && random.Chance(50);
+  const bool contiguous = s.stride_pad == 0 && s.weight_pad == 0 && !options.stacked;
+  options.default_strides = contiguous && random.Chance(50);
   return options;
 }
 
@@ -182,23 +185,26 @@ TEST_CASE("compress: the ends of every range") {
   }
 }
 
-// K56: pointers and row pitches that are not multiples of a vector.
+// K56: pointers and row pitches that are not multiples of a vector, of tokens, of weights, of both.
 TEST_CASE("compress: alignment does not matter") {
   for (Device& device : AvailableDevices()) {
     Random random(8);
-    for (const std::int64_t pad : {0, 1, 2, 4}) {
+    for (const auto& [pad, weight_pad] : {std::pair{0, 0}, {1, 0}, {0, 1}, {2, 6}, {4, 4}}) {
       CompressShape shape = Seed();
       shape.tokens = 9;
       shape.stride_pad = pad;
+      shape.weight_pad = weight_pad;
       const auto wide = MakeCompress<F32>(random, shape);
       const auto narrow = MakeCompress<F16>(random, shape);
       const CompressReference<F32> wide_expected(wide);
       const CompressReference<F16> narrow_expected(narrow);
-      for (const std::size_t offset : {0, 1, 2, 4}) {
+      for (const auto& [offset, weight_offset] :
+           {std::pair{0, 0}, {1, 0}, {0, 1}, {2, 2}, {4, 4}}) {
         for (const MlaPath path : PathsOf(device, wide)) {
           CompressOptions options;
           options.path = path;
-          options.offset = offset;
+          options.offset = static_cast<std::size_t>(offset);
+          options.weight_offset = static_cast<std::size_t>(weight_offset);
           RunCompress(device, wide, wide_expected, options);
           options.packed = options.stacked = true;
           RunCompress(device, narrow, narrow_expected, options);

@@ -55,6 +55,7 @@ if(LARIAT_WITH_CUDA)
   lariat_test(cache_mla_graph_test SOURCES cache_mla_graph_test.cc support/gpu_work.cu)
 endif()
 lariat_test(threads_test SOURCES threads_test.cc LABEL threads)
+lariat_test(gemm_test SOURCES gemm_test.cc)
 lariat_test(mla_compress_test SOURCES mla_compress_test.cc mla_compress_plan_test.cc
             mla_compress_args_test.cc support/count_new.cc)
 lariat_test(mla_expand_test SOURCES mla_expand_test.cc mla_expand_rows_test.cc mla_expand_args_test.cc)

@@ -163,6 +163,8 @@ enum class MlaPath : std::uint8_t { kAuto, kFused, kGemm };
 //   To stack both outputs as kv [T, 2, H, D], set v = k + H * D and both token strides to
 //   2 * H * D. Where the outputs lie one behind the other like that and the up-projections do too
 //   (PackUpProjections), both are one GEMM.
+//   A stride is 0, or from the width of a row to 2^31-1. Outputs share no element with inputs or
+//   with one another, but may be columns of one buffer.
 struct MlaCompressParams {
   DType dtype = DType::kBF16;   // of everything: fp32, fp16, bf16
   std::int64_t num_tokens = 0;  // T: 0..2^31-1; 0 is a no-op
@@ -197,6 +199,7 @@ struct MlaCompressParams {
 Status MlaCompress(Device& device, const MlaCompressParams& params, Stream stream);
 
 // The path that kAuto takes: kFused or kGemm, by shape, type and layout alone; on the CPU kGemm.
+// Where many tokens take kFused, fewer do too.
 MlaPath MlaCompressPathOf(const Device& device, const MlaCompressParams& params);
 
 // Copies two up-projections behind one another into `packed`, which then takes their place: row by

@@ -17,14 +17,16 @@ struct CompressShape {
   std::int64_t tokens = 1;
   int model_dim = 256, rank = 48, heads = 4, k_dim = 32, v_dim = 32;
   bool in_out = true;
-  std::int64_t stride_pad = 0;  // elements between rows of everything
+  std::int64_t stride_pad = 0;  // elements between the rows of tokens
+  std::int64_t weight_pad = 0;  // and between those of weights
 };
 
 struct CompressOptions {
-  std::size_t offset = 0;        // elements by which every array is moved off its boundary
-  bool default_strides = false;  // leave them 0 (the case must be contiguous, outputs not stacked)
-  bool packed = false;           // through PackUpProjections
-  bool stacked = false;          // k and v of a token one behind the other
+  std::size_t offset = 0;         // elements by which arrays of tokens are moved off a boundary
+  std::size_t weight_offset = 0;  // and weights
+  bool default_strides = false;   // leave them 0 (the case must be contiguous, outputs not stacked)
+  bool packed = false;            // through PackUpProjections
+  bool stacked = false;           // k and v of a token one behind the other
   bool want_latent = true;
   MlaPath path = MlaPath::kAuto;
 };
@@ -63,8 +65,8 @@ reference::MlaCompressCase<F> MakeCompress(Random& random, const CompressShape& 
   c.v_dim = s.v_dim;
   c.in_out = s.in_out;
   const auto weight = [&](std::int64_t inputs, std::int64_t outputs) {
-    return s.in_out ? RandomRows<F>(random, inputs, outputs, s.stride_pad, inputs)
-                    : RandomRows<F>(random, outputs, inputs, s.stride_pad, inputs);
+    return s.in_out ? RandomRows<F>(random, inputs, outputs, s.weight_pad, inputs)
+                    : RandomRows<F>(random, outputs, inputs, s.weight_pad, inputs);
   };
   c.hidden = RandomRows<F>(random, s.tokens, s.model_dim, s.stride_pad, 1);
   c.w_down = weight(s.model_dim, s.rank);
@@ -207,10 +209,14 @@ CompressOutcome<F> RunCompress(Device device, const reference::MlaCompressCase<F
   const auto put = [&](const std::vector<Bits>& bits) {
     return DeviceVector<Bits>(device, bits, options.offset);
   };
-  auto hidden = put(c.hidden.bits), w_down = put(c.w_down.bits);
-  auto w_up_k = put(c.w_up_k.bits), w_up_v = put(c.w_up_v.bits);
+  const auto put_weight = [&](const std::vector<Bits>& bits) {
+    return DeviceVector<Bits>(device, bits, options.weight_offset);
+  };
+  auto hidden = put(c.hidden.bits);
+  auto w_down = put_weight(c.w_down.bits);
+  auto w_up_k = put_weight(c.w_up_k.bits), w_up_v = put_weight(c.w_up_v.bits);
   auto k_out = put(k.bits), v_out = put(v.bits), latent_out = put(latent.bits);
-  auto packed = put(std::vector<Bits>(
+  auto packed = put_weight(std::vector<Bits>(
       options.packed ? static_cast<std::size_t>(c.rank * (k_width + v_width)) : 0));
 
   MlaCompressParams p = ShapeOf(c, options.default_strides);
@@ -229,8 +235,9 @@ CompressOutcome<F> RunCompress(Device device, const reference::MlaCompressCase<F
   }
   INFO(device.name() << ": " << DTypeName(F::kDType) << " T " << c.tokens << " model_dim "
                      << c.model_dim << " rank " << c.rank << " heads " << c.heads << " dims "
-                     << c.k_dim << "," << c.v_dim << " in_out " << c.in_out << " pad " << pad
-                     << " offset " << options.offset << " packed " << options.packed << " stacked "
+                     << c.k_dim << "," << c.v_dim << " in_out " << c.in_out << " pad " << pad << ","
+                     << c.w_down.stride - c.w_down.columns << " offsets " << options.offset << ","
+                     << options.weight_offset << " packed " << options.packed << " stacked "
                      << options.stacked << " path " << static_cast<int>(options.path));
   if (options.packed) {
     const Status status = PackUpProjections(device, p, packed.data(), stream);
