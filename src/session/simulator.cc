@@ -249,7 +249,7 @@ Result<SimulationResult> Simulate(const Trace& trace, const SimulatorConfig& con
     Result<std::unique_ptr<SimulatedData>> made =
         SimulatedData::Create(*cache, trace,
                               {.seed = config.seed,
-                               .kv_lora_rank = config.model.mla.kv_lora_rank,
+                               .mla = config.model.mla,
                                .fault = config.fault,
                                .fault_step = config.fault_step});
     if (!made.ok()) return made.status();

@@ -14,8 +14,6 @@ namespace {
 constexpr std::size_t kStages = 4;
 // Rows of one layer that are compared at once.
 constexpr std::int64_t kCheckRows = 512;
-// Of MLA's norms, as DeepSeek's checkpoints have it.
-constexpr float kNormEps = 1e-6F;
 
 }  // namespace
 
@@ -24,7 +22,8 @@ SimulatedData::SimulatedData(KVCache& cache, const Trace& trace, const Options& 
       trace_(trace),
       dtype_(cache.config().dtype),
       chain_start_(kChainStart + options.seed),
-      kv_lora_rank_(options.kv_lora_rank),
+      kv_lora_rank_(options.mla.kv_lora_rank),
+      norm_eps_(static_cast<float>(options.mla.norm_eps)),
       uploads_(cache.device().kind() == BackendKind::kCuda),
       fault_(options.fault, options.fault_step),
       running_(static_cast<std::size_t>(trace.size())) {}
@@ -201,7 +200,7 @@ Status SimulatedData::Append(const ExecutorStep& step, int layer, const void* k,
   inputs.k_pe = static_cast<const std::byte*>(k) + latent_bytes;
   inputs.c_kv_stride = inputs.k_pe_stride = shape.k_dim;
   inputs.norm_weight = static_cast<const std::uint32_t*>(norm_device_.data()) + norm_word;
-  inputs.eps = kNormEps;
+  inputs.eps = norm_eps_;
   return cache_.MlaAppend(step.step, layer, inputs, step.stream);
 }
 
@@ -232,7 +231,7 @@ void SimulatedData::FillExpected(std::span<const std::uint64_t> chains, int laye
   if (shape.mla) {
     const LatentNorm norm{.rank = kv_lora_rank_,
                           .weight = &norm_host_[static_cast<std::size_t>(layer) * NormWords()],
-                          .eps = kNormEps};
+                          .eps = norm_eps_};
     FillExpectedLatents(chains, layer, rope, first, norm, shape.k_dim - kv_lora_rank_, dtype_,
                         expected_k_.data());
     return;

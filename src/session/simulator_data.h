@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "lariat/kv_cache.h"
+#include "lariat/model.h"
 #include "lariat/session.h"
 #include "lariat/simulator.h"
 #include "lariat/status.h"
@@ -24,7 +25,7 @@ class SimulatedData {
  public:
   struct Options {
     std::uint64_t seed = 0;
-    int kv_lora_rank = 0;  // of MLA layers
+    MlaDims mla;  // of MLA layers
     InjectedFault fault = InjectedFault::kNone;
     std::int64_t fault_step = 1;
   };
@@ -77,8 +78,9 @@ class SimulatedData {
   const Trace& trace_;
   const DType dtype_;
   const std::uint64_t chain_start_;
-  const int kv_lora_rank_;
-  bool uploads_ = false;  // host and device memory are two
+  const int kv_lora_rank_;  // of MLA layers
+  const float norm_eps_;    // of their norms
+  bool uploads_ = false;    // host and device memory are two
   std::vector<LayerShape> layers_;
   std::vector<std::uint32_t> norm_host_;  // raw: [MLA layers, kv_lora_rank], each on a word
   DeviceBuffer norm_device_;              // the same

@@ -23,7 +23,7 @@ BlockLayout::BlockLayout(std::span<const LayerSpec> layers, DType dtype, int blo
   layers_.reserve(layers.size());
   for (const LayerSpec& spec : layers) {
     const Plane k = place(spec.kv_heads, spec.k_dim);
-    const Plane v = spec.v_dim == 0 ? Plane{} : place(spec.kv_heads, spec.v_dim);
+    const Plane v = place(spec.kv_heads, spec.v_dim);
     layers_.push_back({k, v});
   }
   if (layout == Layout::kBlockMajor) {

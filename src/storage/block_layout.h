@@ -11,7 +11,7 @@ namespace lariat::storage {
 
 // Where one layer's K or V lies. Row r of block b starts at offset + b * block_stride + r *
 // row_bytes from the pool's first byte; its heads follow one another. MLA's latent rows are its K;
-// its V is no plane at all: every field is 0.
+// its V is empty.
 struct Plane {
   std::int64_t offset = 0;        // bytes
   std::int64_t block_stride = 0;  // bytes
