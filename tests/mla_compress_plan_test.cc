@@ -146,29 +146,44 @@ TEST_CASE("compress: one product where both projections lie side by side, else t
   CHECK(idle.backend->allocated == 0);
 }
 
-TEST_CASE("compress: strides that only look like one matrix make two products") {
-  World world;
+// One token, or a rank of one: matrices that lie one behind the other, with rows too short to be
+// side by side.
+TEST_CASE("compress: what only looks like one matrix makes two products") {
   Random random(2);
-  // T = 1, k and v contiguous with strides of their own widths, of one size.
-  CompressShape shape = Small(true, 0);
-  shape.tokens = 1;
-  shape.v_dim = 8;
-  const auto c = MakeCompress<F32>(random, shape);
-  MlaCompressParams p = testing::ShapeOf(c, true);
-  DeviceVector<std::uint32_t> hidden(world.device, c.hidden.bits);
-  DeviceVector<std::uint32_t> w_down(world.device, c.w_down.bits);
-  DeviceVector<std::uint32_t> w_up(world.device, c.w_up_k.bits);
-  DeviceVector<std::uint32_t> out(world.device, std::vector<std::uint32_t>(48));
-  p.hidden = hidden.data();
-  p.w_down = w_down.data();
-  p.w_up_k = w_up.data();
-  p.w_up_v = w_up.data();  // the same weights twice are no mistake
-  p.k = out.data();
-  p.v = out.data() + 24;
-  REQUIRE(MlaCompress(world.device, p, Stream{}).ok());
-  CHECK(world.backend->products.size() == 3);
-  const auto got = out.Read();
-  CHECK(std::equal(got.begin(), got.begin() + 24, got.begin() + 24));
+  for (const bool one_token : {true, false}) {
+    World world;
+    CompressShape shape = Small(true, 0);
+    shape.v_dim = shape.k_dim;
+    if (one_token) shape.tokens = 1;
+    if (!one_token) shape.rank = 1;
+    const auto c = MakeCompress<F32>(random, shape);
+    const CompressReference<F32> expected(c);
+    DeviceVector<std::uint32_t> hidden(world.device, c.hidden.bits);
+    DeviceVector<std::uint32_t> w_down(world.device, c.w_down.bits);
+    std::vector<std::uint32_t> both;
+    for (std::int64_t r = 0; r < c.rank; ++r) {
+      const auto row = static_cast<std::ptrdiff_t>(24 * r);
+      both.insert(both.end(), c.w_up_k.bits.begin() + row, c.w_up_k.bits.begin() + row + 24);
+      both.insert(both.end(), c.w_up_v.bits.begin() + row, c.w_up_v.bits.begin() + row + 24);
+    }
+    DeviceVector<std::uint32_t> w_up(world.device, both);
+    DeviceVector<std::uint32_t> out(
+        world.device, std::vector<std::uint32_t>(static_cast<std::size_t>(c.tokens) * 48));
+    MlaCompressParams p = testing::ShapeOf(c, true);
+    p.hidden = hidden.data();
+    p.w_down = w_down.data();
+    p.w_up_k = w_up.data();
+    p.w_up_v = w_up.data() + 24;
+    p.k = out.data();
+    p.v = out.data() + 24;
+    (one_token ? p.w_up_k_stride : p.k_token_stride) = 48;
+    (one_token ? p.w_up_v_stride : p.v_token_stride) = 48;
+    REQUIRE(MlaCompress(world.device, p, Stream{}).ok());
+    CHECK(world.backend->products.size() == 3);
+    const reference::Rows<F32> all{c.tokens, 48, 48, out.Read()};
+    testing::CheckRows("k", expected.k, testing::PartOf(all, 0, 24));
+    testing::CheckRows("v", expected.v, testing::PartOf(all, 24, 24));
+  }
 }
 
 TEST_CASE("compress: PackUpProjections puts rows side by side, or one matrix behind the other") {
