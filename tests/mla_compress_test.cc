@@ -161,10 +161,15 @@ TEST_CASE("compress: random shapes match the reference, fp16") { RandomShapes<F1
 TEST_CASE("compress: random shapes match the reference, bf16") { RandomShapes<B16>(6); }
 
 TEST_CASE("compress: the ends of every range") {
-  const CompressShape shapes[] = {
-      {1, 1, 1, 1, 1, 0},       {2, 1, 1, 1, 1, 1},       {1, 7, 1536, 1, 8, 8},
-      {3, 5, 2, 128, 256, 256}, {4096, 9, 3, 1, 8, 16},   {1, 8192, 3, 1, 16, 16},
-      {7, 64, 1030, 1, 16, 0},  {5, 300, 70, 3, 100, 77}, {600, 24, 8, 2, 8, 8}};
+  const CompressShape shapes[] = {{1, 1, 1, 1, 1, 0},
+                                  {2, 1, 1, 1, 1, 1},
+                                  {1, 7, 1536, 1, 8, 8},
+                                  {3, 5, 2, 128, 256, 256},
+                                  {4096, 9, 3, 1, 8, 16},
+                                  {1, 8192, 3, 1, 16, 16},
+                                  {7, 64, 1030, 1, 16, 0, true, 0, 2},
+                                  {5, 300, 70, 3, 100, 77},
+                                  {600, 24, 8, 2, 8, 8}};
   for (Device& device : AvailableDevices()) {
     Random random(7);
     for (CompressShape shape : shapes) {
