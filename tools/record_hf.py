@@ -111,6 +111,9 @@ class Recorder:
             if name in WEIGHTS and weight is not None:
                 # kv_a_layernorm and its like exist in models without MLA too; q_b_proj does not.
                 self.weights[f"{prefix}w.{name}"] = weight.detach()
+                bias = getattr(child, "bias", None)
+                if bias is not None:
+                    self.weights[f"{prefix}b.{name}"] = bias.detach()
         sinks = getattr(module, "sinks", None)
         if sinks is not None:
             self.weights[prefix + "w.sinks"] = sinks.detach()

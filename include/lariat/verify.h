@@ -21,9 +21,9 @@ struct VerifyOptions {
 
 // One recorded tensor against what the cache stored, over all passes.
 struct VerifiedTensor {
-  std::string name;           // "l0.cache_k"
+  std::string name;           // "l0.cache_k"; of MLA also "l0.attn_out"
   std::int64_t elements = 0;  // of the tensor
-  std::int64_t compared = 0;  // over all passes
+  std::int64_t compared = 0;  // over all passes, and MLA's ways to make rows
   double max_abs = 0;         // largest error; NaN where something compared was NaN
   double max_rel_rms = 0;     // largest error as a fraction of its row's RMS
   // Every element has a bound of its own (docs/numerics.md); this is the largest of them as a
@@ -54,7 +54,9 @@ struct VerifyReport {
 };
 
 // recording: the path of a .safetensors file. Each of its sequences is one of the cache's. Five
-// passes: "one-call", "step", "odd-chunks", "small-blocks" and "shared-prefix".
+// passes: "one-call", "step", "odd-chunks", "small-blocks" and "shared-prefix". MLA layers store
+// their rows from hidden states and weights, and from given rows, whichever are there; and attend
+// to what MlaExpand makes of them.
 // Windows: every row is stored; those that the recording kept are compared.
 // Errors: kInvalidArgument (no such file; metadata or a tensor that contradicts the config, naming
 //   tensor, shape and what is expected; options), kCorruptData (no safetensors file), those of

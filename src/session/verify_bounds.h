@@ -25,7 +25,7 @@ inline constexpr double kSingle = 0x1p-24;
 
 // An error that is the sum of many independent ones of single[i] at most is taken to be within
 // kDeviations times the root of the sum of their squares.
-inline constexpr double kDeviations = 5;
+inline constexpr double kDeviations = 6;
 
 // Pair `pair` of a head: which elements it is read from and written to.
 struct RopePair {
