@@ -62,8 +62,24 @@ std::unique_ptr<Workload> MakeCblasWorkload(const Product& product, std::int64_t
 std::unique_ptr<Workload> MakeCublasWorkload(const Product& product, DType dtype, std::int64_t sets,
                                              int candidate);
 
-// Seconds that a product takes: CBLAS on the CPU, else the best of cuBLASLt's algorithms.
-Result<double> ProductSeconds(Device& device, Timer& timer, const Product& product, DType dtype,
-                              std::int64_t sets, Stream stream);
+// The products of one workload, each by its fastest way: CBLAS on the CPU, else the best of
+// cuBLASLt's algorithms. They are sampled by turns with the workload, since a device that
+// multiplies for long runs at another clock.
+class ProductClock {
+ public:
+  // Finds the fastest ways.
+  //   workload: configured; its products, type and sets are used
+  static Result<ProductClock> Create(Device& device, const Workload& workload, Stream stream);
+
+  // Seconds of all products together, one sample.
+  Result<double> Sample();
+
+ private:
+  struct Run {
+    std::unique_ptr<Workload> workload;
+    std::unique_ptr<Timer> timer;
+  };
+  std::vector<Run> runs_;
+};
 
 }  // namespace lariat::tools

@@ -10,6 +10,7 @@
 #include <memory>
 #include <new>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,7 +43,9 @@ struct BenchRow {
   bool prepared = false;
   Status status;
   double median_s = 0;
-  double products_s = 0;  // of its products alone; 0: it has none
+  std::optional<ProductClock> clock;  // of its products; none: it has none
+  std::vector<double> product_samples;
+  double products_s = 0;  // their median; 0: it has none
 };
 
 constexpr int kSamples = 11;
@@ -110,6 +113,12 @@ Result<std::vector<BenchRow>> SelectRows(const BenchOptions& options) {
   return rows;
 }
 
+double Median(std::vector<double>& samples) {
+  const auto middle = samples.begin() + std::ssize(samples) / 2;
+  std::nth_element(samples.begin(), middle, samples.end());
+  return *middle;
+}
+
 // The run of one command: a device, its timer, and the rows that Google Benchmark goes through.
 class Bench : public benchmark::BenchmarkReporter {
  public:
@@ -134,7 +143,6 @@ class Bench : public benchmark::BenchmarkReporter {
 
   void Sample(BenchRow& row, benchmark::State& state);
   Status Prepare(BenchRow& row);
-  Status TimeProducts(BenchRow& row);
   // In GB/s where bytes are moved, in TFLOP/s where there are products.
   double Ceiling(const BenchRow& row) const;
   double Fraction(const BenchRow& row) const {
@@ -190,22 +198,16 @@ Status Bench::Prepare(BenchRow& row) {
   try {
     Status status = row.workload->Prepare(device_, stream_);
     if (status.ok()) status = row.workload->Check(stream_);
-    if (status.ok()) status = TimeProducts(row);
+    if (status.ok() && !row.workload->products().empty()) {
+      Result<ProductClock> clock = ProductClock::Create(device_, *row.workload, stream_);
+      if (!clock.ok()) return clock.status();
+      row.clock = *std::move(clock);
+    }
     if (status.ok()) status = timer_->Begin(*row.workload, stream_);
     return status;
   } catch (const std::bad_alloc&) {  // of the data on the host
     return row.workload->NoRoom();
   }
-}
-
-Status Bench::TimeProducts(BenchRow& row) {
-  for (const Product& product : row.workload->products()) {
-    const Result<double> seconds = ProductSeconds(device_, *timer_, product, row.workload->dtype(),
-                                                  row.workload->sets(), stream_);
-    if (!seconds.ok()) return seconds.status();
-    row.products_s += *seconds;
-  }
-  return Status::Ok();
 }
 
 double Bench::Ceiling(const BenchRow& row) const {
@@ -220,6 +222,11 @@ double Bench::Ceiling(const BenchRow& row) const {
 // One repetition; the first one makes the row ready.
 void Bench::Sample(BenchRow& row, benchmark::State& state) {
   if (!row.prepared) row.status = Prepare(row);
+  if (row.status.ok() && row.clock) {
+    const Result<double> products = row.clock->Sample();
+    if (products.ok()) row.product_samples.push_back(*products);
+    row.status = products.status();
+  }
   Result<double> sample = row.status.ok() ? timer_->Sample() : Result<double>(row.status);
   if (!sample.ok()) {
     row.status = sample.status();
@@ -235,12 +242,14 @@ void Bench::ReportRuns(const std::vector<Run>& runs) {
     BenchRow& row = rows_[std::stoul(run.run_name.function_name)];
     if (run.run_type == Run::RT_Aggregate && run.aggregate_name == "median" && row.status.ok()) {
       row.median_s = run.GetAdjustedRealTime() / 1e9;
+      if (row.clock) row.products_s = Median(row.product_samples);
       if (table_) PrintRow(row);
     }
   }
   if (runs.empty()) return;
   BenchRow& row = rows_[std::stoul(runs.front().run_name.function_name)];
   timer_->End();
+  row.clock.reset();
   const Status emptied = NewWorkload(row);
   if (row.status.ok()) row.status = emptied;
 }
