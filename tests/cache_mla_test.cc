@@ -179,7 +179,7 @@ TEST_CASE("A call for another kind of layer says which to use", "[mla]") {
     CacheConfig config = LatentConfig();
     config.backend = backend;
     KVCache latents = Make(config);
-    Step step = Prepared(latents, *latents.Open(Tokens(0, 3)), 3);
+    const Step step = Prepared(latents, *latents.Open(Tokens(0, 3)), 3);
     CheckSays(latents.Append(step, 1, {}, {}), "layer 1 is an MLA layer: use MlaAppend");
     CheckSays(latents.MlaCompress(step, 1, {}, {}), "layer 1 is an MLA layer: use MlaAppend");
     CheckSays(latents.Warmup(1, MlaCompressInputs{}, {}), "layer 1 is an MLA layer");
@@ -188,13 +188,13 @@ TEST_CASE("A call for another kind of layer says which to use", "[mla]") {
     CheckSays(latents.Warmup(2, MlaAppendInputs{}, {}), "layer 2: allowed are 0 to 1");
 
     KVCache full = Make(CaseCache::Config(4, 8, backend));
-    step = Prepared(full, *full.Open(Tokens(0, 3)), 3);
+    const Step other = Prepared(full, *full.Open(Tokens(0, 3)), 3);
     const std::string use = "layer 0 is of full attention: use Append or MlaCompress";
-    CheckSays(full.MlaAppend(step, 0, {}, {}), use);
-    CheckSays(full.MlaExpand(step, 0, {}, {}), use);
+    CheckSays(full.MlaAppend(other, 0, {}, {}), use);
+    CheckSays(full.MlaExpand(other, 0, {}, {}), use);
     CheckSays(full.Warmup(0, MlaAppendInputs{}, {}), use);
     CheckSays(full.Warmup(0, MlaExpandInputs{}, {}), use);
-    CheckSays(full.MlaCompress(step, 1, {}, {}), "layer 1: allowed are 0 to 0");
+    CheckSays(full.MlaCompress(other, 1, {}, {}), "layer 1: allowed are 0 to 0");
   }
 }
 
