@@ -47,6 +47,14 @@ class Bench(unittest.TestCase):
         moved = 3 * (96 * (4 + 2) + 2 * 128 * 4 + 12 + 64 * 4)
         self.assertAlmostEqual(rows[0]["gb_per_s"] * 1e3 * rows[0]["median_us"], moved, 3)
 
+    def test_launches(self):
+        shapes = [f"T=2,launch={launch}" for launch in ("off", "wait", "early")]
+        for op in ("append", "rope-update"):
+            rows = self.rows(op, *(word for shape in shapes for word in ("--shape", shape)))
+            self.assertEqual([row["shape"].partition("launch=")[2] for row in rows],
+                             ["off", "wait", "early"])
+            self.assertEqual([row["pdl"] for row in rows], 3 * [False])  # not on the CPU
+
     def test_rope_update(self):
         dtypes = ("fp32", "fp64", "fp16", "bf16")
         shapes = [f"B=2,T=9,L=5,H=3,D=6,rotary_dim=4,dtype={dtype},style={style}"
@@ -88,7 +96,8 @@ class Bench(unittest.TestCase):
     def test_messages_name_the_key(self):
         for shape, said in (("in=fp16", "in=fp16"), ("dtype=fp64", "dtype and in"),
                             ("k_dim=7", "k_dim=7"), ("rotary_dim=256", "rotary_dim=256"),
-                            ("W=2", "q_heads"), ("", "is empty")):
+                            ("launch=now", "off, wait, early"), ("W=2", "q_heads"),
+                            ("", "is empty")):
             code, out, err = bench("append", "--shape", shape, "--json", "-")
             self.assertEqual((code, out), (2, ""), shape)
             self.assertIn("--shape", err)

@@ -283,7 +283,7 @@ std::string Bench::Json() const {
          {"dtype", DTypeName(row.workload->dtype())},
          {"backend", BackendName(device_.kind())},
          {"hot", row.hot},
-         {"pdl", false},
+         {"pdl", row.workload->pdl() && device_.kind() == BackendKind::kCuda},
          {"median_us", row.median_s * 1e6},
          {"gb_per_s", GbPerS(row)},
          {"tflop_per_s", static_cast<double>(row.workload->flops()) / row.median_s / 1e12},

@@ -231,6 +231,10 @@ struct AppendInputs {
   std::int64_t k_token_stride = 0, k_head_stride = 0;
   std::int64_t v_token_stride = 0, v_head_stride = 0;
   std::int64_t q_token_stride = 0, q_head_stride = 0;
+  // As in AppendRopeParams. The cache writes slots, positions and table choices in Prepare and the
+  // tables in Create, so kIndexEarly takes a kernel that is no dependent launch between a step's
+  // Prepare and its first append.
+  DependentLaunch dependent_launch = DependentLaunch::kOff;
 };
 
 // Inputs of one MLA layer's append, device memory; the fields are those of MlaAppendParams (ops.h).
