@@ -133,12 +133,13 @@ class RandomWorld {
 };
 
 TEST_CASE("Readers on a late stream see what was planned, in random worlds", "[cache]") {
-  const int seed = GENERATE(range(0, 24));
+  const int seed = GENERATE(range(0, 36));
   WorldOptions options;
   options.block_size = (seed % 4 == 0) ? 1 : (seed % 4 == 1) ? 16 : 4;
   options.blocks = (options.block_size == 1) ? 60 : (options.block_size == 16) ? 7 : 18;
   options.steps_in_flight = 1 + seed % 3;
   options.rope = seed % 5 != 0;
+  options.reuse = seed / 12 == 1 ? Reuse::kBlock : Reuse::kToken;
   options.style = seed % 2 == 0 ? RopeStyle::kHalf : RopeStyle::kInterleaved;
   options.rotary_dim = seed % 3 == 0 ? 2 : 4;
   options.dtype = seed % 6 == 4 ? DType::kBF16 : seed % 6 == 5 ? DType::kFP16 : DType::kFP32;

@@ -237,7 +237,7 @@ TEST_CASE("Bad usage is exit 2, says what, and leaves stdout empty", "[command]"
 
 TEST_CASE("What is not built says so by name", "[command]") {
   for (const char* arguments :
-       {"--host-memory 8GiB", "--preempt swap", "--preempt auto", "--reuse token", "--gpus 2",
+       {"--host-memory 8GiB", "--preempt swap", "--preempt auto", "--gpus 2",
         "--weights-dtype fp8", "--memory auto", "--report r.html", "--dtype fp8_e4m3"}) {
     INFO(arguments);
     const CommandResult result =

@@ -126,7 +126,7 @@ void DefineCache(CLI::App& command, SimulateOptions& o) {
       ->excludes(memory)
       ->excludes(blocks);
   command.add_option("--reuse", o.reuse, "What a prefix hit is made of")
-      ->check(Choice({"block"}, {"token"}))
+      ->check(Choice({"block", "token"}))
       ->group(group)
       ->capture_default_str();
   command.add_option("--policy", o.policy, "Which cached block goes first")
@@ -301,6 +301,7 @@ Result<SimulateInputs> LoadSimulateInputs(const SimulateOptions& options) {
   config.backend = *backend;
   config.memory = *memory;
   config.block_size = options.block_size;
+  config.reuse = options.reuse == "token" ? Reuse::kToken : Reuse::kBlock;
   config.max_batch = options.max_batch;
   config.prefill_chunk = options.prefill_chunk;
   config.max_length = *max_length;

@@ -37,6 +37,7 @@ struct SimulatorConfig {
   DType dtype = DType::kBF16;
   MemoryConfig memory;
   int block_size = 16;
+  Reuse reuse = Reuse::kBlock;  // of traces with token identity
 
   // --- the session ---
   int max_batch = 256;

@@ -102,7 +102,7 @@ CacheConfig MakeCacheConfig(const Trace& trace, const SimulatorConfig& config) {
   cache.memory = config.memory;
   cache.block_size = config.block_size;
   // Without token identity no two prompts are alike, and looking for hits would only cost time.
-  cache.reuse = trace.has_token_identity() ? Reuse::kBlock : Reuse::kNone;
+  cache.reuse = trace.has_token_identity() ? config.reuse : Reuse::kNone;
   cache.max_steps_in_flight = 1;
   cache.max_sequences = config.max_batch + 1;
   const std::int64_t longest = trace.max_tokens();

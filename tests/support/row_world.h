@@ -31,6 +31,7 @@ struct WorldOptions {
   std::int64_t max_tokens_per_sequence = 48;
   std::int64_t max_tokens_per_step = 64;
   Layout layout = Layout::kBlockMajor;
+  Reuse reuse = Reuse::kBlock;
 };
 
 struct WorldRow {
