@@ -25,6 +25,7 @@ lariat_test(cache_random_slow_test SOURCES cache_random_test.cc support/random_c
 target_compile_definitions(cache_random_slow_test PRIVATE LARIAT_RANDOM_OPERATIONS=1000000)
 lariat_test(simulate_test SOURCES simulate_test.cc simulate_check_test.cc simulate_turns_test.cc
             SESSION)
+lariat_test(simulate_rollback_test SOURCES simulate_rollback_test.cc SESSION)
 lariat_test(shared_trace_test SOURCES shared_trace_test.cc SESSION TIMEOUT 600)
 if(TARGET lariat_tool)
   lariat_test(simulate_command_test SOURCES simulate_command_test.cc SESSION)

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+// Speculation and beams, replayed with every stored row compared: what is rejected must be gone,
+// and what is shared must stay as it was.
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "lariat/simulator.h"
+#include "support/catch.h"
+#include "support/simulator_inputs.h"
+
+namespace lariat {
+namespace {
+
+using test::MakeConfig;
+using test::Run;
+using test::SmallTrace;
+using test::Workload;
+
+void CheckSame(const SimulationResult& a, const SimulationResult& b) {
+  CHECK(a.session.steps == b.session.steps);
+  CHECK(a.session.finished == b.session.finished);
+  CHECK(a.session.preemptions == b.session.preemptions);
+  CHECK(a.session.hit_tokens == b.session.hit_tokens);
+  CHECK(a.session.tokens_appended == b.session.tokens_appended);
+  CHECK(a.session.recomputed_tokens == b.session.recomputed_tokens);
+  CHECK(a.session.drafted_tokens == b.session.drafted_tokens);
+  CHECK(a.session.accepted_tokens == b.session.accepted_tokens);
+  CHECK(a.session.forks == b.session.forks);
+  CHECK(a.session.busy_s == b.session.busy_s);
+  CHECK(a.cache.evicted_blocks == b.cache.evicted_blocks);
+  CHECK(a.cache.copied_blocks == b.cache.copied_blocks);
+  CHECK(a.cache.merged_blocks == b.cache.merged_blocks);
+  CHECK(a.cache.peak_used_blocks == b.cache.peak_used_blocks);
+  CHECK(a.virtual_s == b.virtual_s);
+}
+
+// What a pool may be used for, summed over cases, so that none is left out.
+struct Used {
+  std::int64_t preemptions = 0;
+  std::int64_t evictions = 0;
+  std::int64_t hits = 0;
+  std::int64_t recomputed = 0;
+  std::int64_t rejected = 0;
+  std::int64_t accepted = 0;
+  std::int64_t copies = 0;
+
+  void Add(const SimulationResult& result) {
+    preemptions += result.session.preemptions;
+    evictions += result.cache.evicted_blocks;
+    hits += result.session.hit_tokens;
+    recomputed += result.session.recomputed_tokens;
+    rejected += result.session.drafted_tokens - result.session.accepted_tokens;
+    accepted += result.session.accepted_tokens;
+    copies += result.cache.copied_blocks;
+  }
+};
+
+// Served with every row compared, and the same by null, twice.
+SimulationResult RunChecked(const Trace& trace, SimulatorConfig config) {
+  config.check = true;
+  const SimulationResult result = Run(trace, config);
+  REQUIRE(result.check.has_value());
+  CHECK(result.session.finished == trace.size());
+  CHECK(result.check->sequences == trace.size() * config.beams);
+  CHECK(result.check->mismatches == 0);
+  test::CheckEquation(trace, result, config.beams);
+  config.check = false;
+  config.backend = BackendKind::kNull;
+  CheckSame(Run(trace, config), result);
+  CheckSame(Run(trace, config), result);
+  return result;
+}
+
+// Outputs that are alike, so that blocks of generated tokens are found, and of different lengths.
+Trace AlikeTrace() {
+  return test::Tokens(
+      R"({"arrival_ms": 0, "prompt": [1,2,3,4,5], "output": [7,8,9,10,11,12,13,14]})"
+      "\n"
+      R"({"arrival_ms": 0, "prompt": [1,2,3,4,5], "output": [7,8,9,10,11,12,13,14]})"
+      "\n"
+      R"({"arrival_ms": 0, "prompt": [1,2,3,4,5,7,8,9], "output": [10,11,12]})"
+      "\n"
+      R"({"arrival_ms": 9e5, "prompt": [1,2,3,4,5,7,8,9,10,11,12], "output_length": 30})"
+      "\n"
+      R"({"arrival_ms": 9e5, "prompt": [1,2,3], "output_length": 1})"
+      "\n"
+      R"({"arrival_ms": 9e5, "prompt": [1,2,3,4,5,7,8], "output_length": 2})"
+      "\n");
+}
+
+// No token identity: nothing is found cached, not even what a request had itself.
+Trace BlindTrace() {
+  std::string text = "TIMESTAMP,ContextTokens,GeneratedTokens\n";
+  for (int i = 0; i < 5; ++i) text += "2023-11-16 18:17:00,21,30\n";
+  Result<Trace> trace = ParseTrace(text, "made", {.format = TraceFormat::kAzure});
+  REQUIRE(trace.ok());
+  return *std::move(trace);
+}
+
+struct Pool {
+  Trace trace;
+  std::int64_t blocks;
+  int block_size;
+  std::int64_t chunk;
+  Reuse reuse = Reuse::kBlock;
+};
+
+void CheckSpeculation(BackendKind backend) {
+  const std::vector<Pool> pools = {
+      {Workload("in=64,out=60,n=8,prefix=37"), 36, 16, 300},
+      {Workload("in=64,out=60,n=8,prefix=37"), 36, 16, 300, Reuse::kToken},
+      {Workload("in=30,out=40,n=6,prefix=20"), 25, 7, 25},
+      {Workload("in=10,out=20,n=6,prefix=5"), 40, 1, 9},
+      {Workload("in=33,out=50,n=8,prefix=32"), 40, 4, 64, Reuse::kToken},
+      {AlikeTrace(), 24, 2, 40},
+      {AlikeTrace(), 14, 3, 10, Reuse::kToken},
+      {BlindTrace(), 18, 8, 30},
+  };
+  Used used;
+  for (const Pool& pool : pools) {
+    for (const int drafts : {1, 3, 9}) {
+      for (const double acceptance : {0.0, 0.6, 1.0}) {
+        INFO(pool.blocks << " blocks of " << pool.block_size << ", " << drafts << " drafts, "
+                         << acceptance);
+        SimulatorConfig config = MakeConfig(backend, pool.blocks, pool.block_size);
+        config.prefill_chunk = pool.chunk;
+        config.reuse = pool.reuse;
+        config.draft_tokens = drafts;
+        config.acceptance = acceptance;
+        config.seed = static_cast<std::uint64_t>(drafts);
+        const SimulationResult result = RunChecked(pool.trace, config);
+        CHECK(result.session.drafted_tokens > 0);
+        if (acceptance == 0.0) CHECK(result.session.accepted_tokens == 0);
+        if (acceptance == 1.0) {
+          CHECK(result.session.accepted_tokens == result.session.drafted_tokens);
+        }
+        used.Add(result);
+      }
+    }
+  }
+  CHECK(used.preemptions > 20);
+  CHECK(used.evictions > 20);
+  CHECK(used.hits > 500);
+  CHECK(used.recomputed > 200);
+  CHECK(used.rejected > 1000);
+  CHECK(used.accepted > 1000);
+}
+
+void CheckBeams(BackendKind backend) {
+  const std::vector<Pool> pools = {
+      {Workload("in=64,out=60,n=4,prefix=37"), 36, 16, 300},
+      {Workload("in=64,out=60,n=4,prefix=37"), 36, 16, 300, Reuse::kToken},
+      {Workload("in=30,out=40,n=4,prefix=20"), 45, 7, 25},
+      {Workload("in=10,out=20,n=4,prefix=5"), 110, 1, 9},
+      {Workload("in=33,out=30,n=5,prefix=32"), 60, 4, 64, Reuse::kToken},
+      {AlikeTrace(), 70, 2, 40},
+      {AlikeTrace(), 60, 3, 10, Reuse::kToken},
+      {BlindTrace(), 30, 8, 30},
+  };
+  Used used;
+  std::int64_t forks = 0;
+  for (const Pool& pool : pools) {
+    for (const int beams : {2, 4}) {
+      INFO(pool.blocks << " blocks of " << pool.block_size << ", " << beams << " beams");
+      SimulatorConfig config = MakeConfig(backend, pool.blocks, pool.block_size);
+      config.prefill_chunk = pool.chunk;
+      config.reuse = pool.reuse;
+      config.beams = beams;
+      config.seed = static_cast<std::uint64_t>(beams);
+      const SimulationResult result = RunChecked(pool.trace, config);
+      CHECK(result.session.drafted_tokens == 0);
+      used.Add(result);
+      forks += result.session.forks;
+    }
+  }
+  CHECK(used.preemptions > 10);
+  CHECK(used.evictions > 20);
+  CHECK(used.hits > 100);
+  CHECK(used.recomputed > 100);
+  CHECK(used.copies > 50);
+  CHECK(forks > 200);
+}
+
+// A broken write is found in a run with either.
+void CheckFaults(BackendKind backend) {
+  for (const InjectedFault fault :
+       {InjectedFault::kStale, InjectedFault::kShift, InjectedFault::kBit}) {
+    for (const int beams : {1, 3}) {
+      for (const int block_size : {1, 4, 16}) {
+        for (const std::int64_t step : {1, 2, 5, 12}) {
+          INFO("fault " << static_cast<int>(fault) << ", beams " << beams << ", block "
+                        << block_size << ", step " << step);
+          SimulatorConfig config = MakeConfig(backend, 320 / block_size, block_size);
+          config.check = true;
+          config.fault = fault;
+          config.fault_step = step;
+          config.beams = beams;
+          config.draft_tokens = beams == 1 ? 4 : 0;
+          config.acceptance = 0.5;
+          const SimulationResult result = Run(Workload("in=40,out=30,n=5,prefix=16"), config);
+          CHECK(result.check->sequences == 5 * beams);
+          CHECK(result.check->mismatches > 0);
+          CHECK(result.check->fault_fired);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("A rejected row that is left where it stood is seen", "[check]") {
+  // One request, whose drafts are all rejected. In step 4 nothing is written, so that row 22 stays
+  // what step 3 tried there; step 5 writes the next ones.
+  SimulatorConfig config = MakeConfig(BackendKind::kCpu, 10);
+  config.draft_tokens = 2;
+  config.check = true;
+  CHECK(Run(Workload("in=20,out=10,n=1"), config).check->mismatches == 0);
+  config.fault = InjectedFault::kStale;
+  config.fault_step = 4;
+  const SimulationResult result = Run(Workload("in=20,out=10,n=1"), config);
+  CHECK(result.check->mismatches == std::ssize(config.model.layers));
+  CHECK(result.check->fault_fired);
+}
+
+TEST_CASE("Rejected rows are gone, whatever is preempted and evicted", "[check]") {
+  CheckSpeculation(BackendKind::kCpu);
+}
+
+TEST_CASE("Beams share, part and are restored, and every row is right", "[check]") {
+  CheckBeams(BackendKind::kCpu);
+}
+
+TEST_CASE("A broken write is seen among drafts and beams", "[check]") {
+  CheckFaults(BackendKind::kCpu);
+}
+
+}  // namespace
+}  // namespace lariat
