@@ -85,7 +85,8 @@ Status Session::Impl::Admit() {
     // Blocks of the hit that a running sequence holds cost nothing; idle ones leave the pool of
     // what can be had, as new ones do.
     const std::int64_t length = head.first().target;
-    const std::int64_t needed = BlocksOfBeams(head, length) - (hit.blocks - hit.idle_blocks);
+    const std::int64_t known = length + (head.forked() ? 1 : 0);
+    const std::int64_t needed = BlocksOfBeams(head, known) - (hit.blocks - hit.idle_blocks);
     if (!unlimited && needed > available) break;
     available -= needed;
 

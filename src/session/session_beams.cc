@@ -18,16 +18,13 @@ std::int64_t Session::Impl::BlocksOfBeams(const RequestState& state, std::int64_
   return BlocksFor(length) + (state.num_beams() - 1) * (BlocksFor(length) - shared);
 }
 
-// What the beams of a forked request still take: all that a preemption took from them, or what this
-// step takes, a copy of a shared tail included.
+// What the beams of a forked request still take, a copy of a shared tail included: in this step, or
+// while they are restored, up to the first one in which they decode again.
 std::int64_t Session::Impl::BlocksOwedToBeams(const RequestState& state) const {
-  const std::int64_t target = state.beams.front().target;
-  const bool restoring = std::any_of(state.beams.begin(), state.beams.end(), [](const Beam& beam) {
-    return !beam.open() || beam.prefilling();
-  });
+  const Beam& first_beam = state.beams.front();
+  const std::int64_t reach = std::max(first_beam.settled, first_beam.target) + 1;
   std::int64_t owed = 0;
   for (const Beam& beam : state.beams) {
-    const std::int64_t reach = restoring ? target : beam.settled + 1;
     const std::int64_t held =
         beam.open() ? BlocksFor(beam.settled) : state.prompt_length / block_size;
     owed += BlocksFor(reach) - held + (beam.shares_tail ? 1 : 0);
