@@ -2,7 +2,9 @@
 // Speculation and beams, replayed with every stored row compared: what is rejected must be gone,
 // and what is shared must stay as it was.
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -183,6 +185,40 @@ void CheckBeams(BackendKind backend) {
   CHECK(forks > 200);
 }
 
+// Requests of random lengths with beginnings in common, some of whose outputs are given, and alike.
+Trace RandomTrace(std::mt19937_64& random, int requests) {
+  const auto below = [&](std::int64_t n) {
+    return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(n));
+  };
+  const auto list = [](std::int64_t first, std::int64_t count) {
+    std::string text;
+    for (std::int64_t i = 0; i < count; ++i) text += std::to_string(first + i) + ",";
+    return text;
+  };
+  std::string text;
+  for (int i = 0; i < requests; ++i) {
+    const std::int64_t family = 100 * below(3);
+    text += "{\"arrival_ms\": " + std::to_string(i * below(3)) + ", \"prompt\": [" +
+            list(family, below(40)) + list(1000 + below(3), below(10)) + "7], ";
+    const std::int64_t output = 1 + below(25);
+    text += below(2) == 0 ? "\"output_length\": " + std::to_string(output)
+                          : "\"output\": [" + list(5000, output - 1) + "7]";
+    text += "}\n";
+  }
+  return test::Tokens(text);
+}
+
+// The most blocks that a request's beams may come to hold: the least pool that serves all.
+std::int64_t LeastPool(const Trace& trace, std::int64_t block_size, std::int64_t beams) {
+  std::int64_t least = 0;
+  for (const TraceRequest& request : trace.requests()) {
+    const std::int64_t rows = request.input_length + request.output_length - 1;
+    const std::int64_t blocks = (rows + block_size - 1) / block_size;
+    least = std::max(least, blocks + (beams - 1) * (blocks - request.input_length / block_size));
+  }
+  return least;
+}
+
 // A broken write is found in a run with either.
 void CheckFaults(BackendKind backend) {
   for (const InjectedFault fault :
@@ -207,6 +243,40 @@ void CheckFaults(BackendKind backend) {
       }
     }
   }
+}
+
+TEST_CASE("Every request is served by the least pool: random traces", "[check]") {
+  std::mt19937_64 random(11);
+  const auto below = [&](std::int64_t n) {
+    return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(n));
+  };
+  Used used;
+  for (int round = 0; round < 60; ++round) {
+    const Trace trace = RandomTrace(random, 20);
+    const auto block_size = static_cast<int>(1 + below(6));
+    SimulatorConfig config = MakeConfig(BackendKind::kNull, 0, block_size);
+    config.beams = static_cast<int>(1 + round % 4);
+    config.draft_tokens = config.beams == 1 ? static_cast<int>(1 + below(5)) : 0;
+    config.acceptance = 0.5;
+    config.prefill_chunk = config.beams + below(30);
+    config.max_batch = static_cast<int>(config.beams + below(9));
+    config.seed = static_cast<std::uint64_t>(round);
+    config.reuse = std::array{Reuse::kNone, Reuse::kBlock, Reuse::kToken}[below(3)];
+    config.memory.unlimited = false;
+    config.memory.num_blocks = LeastPool(trace, block_size, config.beams) + below(3);
+    INFO("round " << round << ", beams " << config.beams);
+    const SimulationResult result = Run(trace, config);
+    CHECK(result.session.finished == trace.size());
+    test::CheckEquation(trace, result, config.beams);
+    used.Add(result);
+
+    config.memory.num_blocks = LeastPool(trace, block_size, config.beams) - 1;
+    if (config.memory.num_blocks > 0) CHECK(Run(trace, config).session.refused_never_fits > 0);
+  }
+  CHECK(used.preemptions > 200);
+  CHECK(used.recomputed > 1000);
+  CHECK(used.hits > 1000);
+  CHECK(used.copies > 300);
 }
 
 TEST_CASE("A rejected row that is left where it stood is seen", "[check]") {

@@ -35,6 +35,7 @@ std::int64_t Session::Impl::BlocksOwedToBeams(const RequestState& state) const {
 // Items of a forked request: a row of each beam, or of none where the budget does not reach; before
 // that, what is left to restore.
 Status Session::Impl::BatchBeams(RequestState& state) {
+  if (!state.first().prefilling()) decodes -= state.num_beams();
   const Status restored = RestoreBeams(state);
   if (!restored.ok()) return restored;
   const std::int64_t owed = BlocksOwedToBeams(state);
@@ -50,7 +51,6 @@ Status Session::Impl::BatchBeams(RequestState& state) {
     blocks_owed += owed;
     return Status::Ok();
   }
-  decodes -= state.num_beams();
   if (budget < state.num_beams()) return Status::Ok();
   blocks_owed += owed;
   for (std::size_t b = 0; b < state.beams.size(); ++b) AddItem(state, b, 1);
