@@ -286,6 +286,79 @@ TEST_CASE("Every request is served by the least pool: random traces", "[check]")
   CHECK(used.copies > 300);
 }
 
+TEST_CASE("As many drafts are accepted as are said to be", "[simulate]") {
+  const Trace trace = Workload("in=10,out=1000,n=8");
+  for (const double acceptance : {0.2, 0.8}) {
+    SimulatorConfig config = MakeConfig(BackendKind::kNull, 0);
+    config.draft_tokens = 1;
+    config.acceptance = acceptance;
+    const SessionStats one = Run(trace, config).session;
+    // A binomial number of accepted ones; six deviations.
+    const auto drafted = static_cast<double>(one.drafted_tokens);
+    const double six = 6 * std::sqrt(drafted * acceptance * (1 - acceptance));
+    CHECK(drafted > 4000);
+    CHECK(std::abs(static_cast<double>(one.accepted_tokens) - drafted * acceptance) < six);
+    // Of three, p + p^2 + p^3 are accepted on average, each step 0 to 3: its deviation is at most
+    // 1.5. The last steps of a request have fewer drafts: at most 3 less each.
+    config.draft_tokens = 3;
+    const SessionStats three = Run(trace, config).session;
+    const double steps = static_cast<double>(three.drafted_tokens) / 3;
+    const double mean = acceptance + acceptance * acceptance + std::pow(acceptance, 3);
+    CHECK(std::abs(static_cast<double>(three.accepted_tokens) - steps * mean) <
+          6 * 1.5 * std::sqrt(steps) + 3 * 8);
+  }
+}
+
+TEST_CASE("Steps with drafts cost what their rows do", "[simulate]") {
+  // All of 4 drafts stay: the prompt, then 5 tokens a step and 2 more, of which one was a draft.
+  SimulatorConfig config = MakeConfig(BackendKind::kNull, 100);
+  config.draft_tokens = 4;
+  config.acceptance = 1;
+  const SimulationResult result = Run(Workload("in=32,out=13,n=1"), config);
+  const Result<ModelCost> cost = MakeModelCost(config.model, config.dtype);
+  REQUIRE(cost.ok());
+  double seconds = 0;
+  for (const auto& [rows, context, logits] :
+       std::vector<std::array<std::int64_t, 3>>{{32, 32, 1}, {5, 37, 5}, {5, 42, 5}, {2, 44, 2}}) {
+    StepWork work;
+    work.Add(rows, context, true);
+    work.logit_rows = logits;
+    seconds += StepSeconds(*cost, config.device, work);
+  }
+  CHECK(result.session.steps == 4);
+  CHECK(result.session.drafted_tokens == 9);
+  CHECK(result.session.accepted_tokens == 9);
+  CHECK(std::abs(result.virtual_s - seconds) <= 1e-14 * seconds);
+
+  config.acceptance = 0;  // nothing is gained, and the rows are paid for
+  const SimulationResult rejected = Run(Workload("in=32,out=13,n=1"), config);
+  config.draft_tokens = 0;
+  const SimulationResult plain = Run(Workload("in=32,out=13,n=1"), config);
+  CHECK(rejected.session.steps == plain.session.steps);
+  CHECK(rejected.session.tokens_appended == plain.session.tokens_appended);
+  CHECK(rejected.virtual_s > plain.virtual_s);
+}
+
+TEST_CASE("What Simulate refuses of drafts and beams", "[simulate]") {
+  const auto refused = [](auto change, const char* text) {
+    SimulatorConfig config = MakeConfig(BackendKind::kNull, 100);
+    config.max_batch = 20;
+    change(config);
+    const Result<SimulationResult> result = Simulate(Workload("in=8,out=8,n=2"), config);
+    REQUIRE_FALSE(result.ok());
+    CHECK(result.status().code() == Code::kInvalidArgument);
+    INFO(result.status().message());
+    CHECK(result.status().message().find(text) != std::string::npos);
+  };
+  refused([](SimulatorConfig& c) { c.draft_tokens = -1; }, "draft_tokens = -1");
+  refused([](SimulatorConfig& c) { c.draft_tokens = 65; }, "draft_tokens = 65");
+  refused([](SimulatorConfig& c) { c.acceptance = 1.5; }, "acceptance = 1.5");
+  refused([](SimulatorConfig& c) { c.acceptance = std::nan(""); }, "acceptance = nan");
+  refused([](SimulatorConfig& c) { c.beams = 0; }, "beams = 0");
+  refused([](SimulatorConfig& c) { c.beams = 21; }, "beams = 21; allowed: 1 to 20");
+  refused([](SimulatorConfig& c) { c.beams = c.draft_tokens = 2; }, "both given");
+}
+
 TEST_CASE("A rejected row that is left where it stood is seen", "[check]") {
   // One request, whose drafts are all rejected. In step 4 nothing is written, so that row 22 stays
   // what step 3 tried there; step 5 writes the next ones.
@@ -310,6 +383,13 @@ TEST_CASE("Beams share, part and are restored, and every row is right", "[check]
 
 TEST_CASE("A broken write is seen among drafts and beams", "[check]") {
   CheckFaults(BackendKind::kCpu);
+}
+
+TEST_CASE("On CUDA too drafts and beams leave every row right", "[check]") {
+  if (!Device::Create(BackendKind::kCuda).ok()) LARIAT_SKIP("no CUDA device");
+  CheckSpeculation(BackendKind::kCuda);
+  CheckBeams(BackendKind::kCuda);
+  CheckFaults(BackendKind::kCuda);
 }
 
 }  // namespace
