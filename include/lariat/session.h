@@ -35,8 +35,8 @@ struct ExecutorItem {
   // The last certain row's output is the sequence's next token. False in a prompt's middle: then
   // nothing that is put out for this item is read.
   bool samples = false;
-  // Further sequences that go on from this one's rows, each with a first token of its own: beams -
-  // 1 where the prompt of a request with beams ends, else 0.
+  // Further sequences that go on from this one's rows, each with a first token of its own: where
+  // the prompt of a request with n beams ends n - 1, else 0.
   int forks = 0;
   std::span<const TokenId> tokens = {};  // [count], what the rows take in
   // [start] where the rows before were not made by an item of this beam: a first step behind a
@@ -192,9 +192,9 @@ struct SessionStats {
 // - The beams of a request are admitted, run, preempted and ended together. They fork where the
 //   prompt ends, and share all blocks but those that they write: a tail that is shared is copied.
 // - Where a step finds no block its drafts are left out; if that is not enough, the running request
-// that arrived last is preempted: closed, and
-//   put back at the queue's front, to be opened again with all tokens it has by then. Of beams the
-//   first one is opened, and the others are forked from it where they part.
+//   that arrived last is preempted: closed, and put back at the queue's front, to be opened again
+//   with all tokens it has by then. Of beams the first one is opened, and the others are forked
+//   from it where they part.
 // - A request that can never be served is refused when it is added. So every request ends.
 //
 // Threads: externally synchronised, with its cache. Nobody else opens sequences in that cache.
