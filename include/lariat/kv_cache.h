@@ -58,7 +58,10 @@ enum class Layout : std::uint8_t { kBlockMajor, kLayerMajor };
 // Order inside a plane: rows of heads, or heads of rows (kUnsupported for now).
 enum class Order : std::uint8_t { kNHD, kHND };
 
-// What a prefix hit may consist of: nothing, whole blocks, or single tokens (kUnsupported for now).
+// What a prefix hit may consist of: nothing, whole blocks, or whole blocks and the first tokens of
+// one more. That one is copied: the step takes a block of its own for it, and holds the source until
+// it ends. Where an idle source would be needed to make room, the plan goes without such hits, but
+// for items that give positions: those count from the row behind the hit that Match told.
 enum class Reuse : std::uint8_t { kNone, kBlock, kToken };
 
 struct CacheConfig {
@@ -114,8 +117,8 @@ struct OpenOptions {
 
 struct PrefixMatch {
   std::int64_t tokens = 0;       // a first Plan would find this many cached on the device
-  std::int64_t blocks = 0;       // in this many blocks
-  std::int64_t idle_blocks = 0;  // of which nobody holds these now
+  std::int64_t blocks = 0;       // whole blocks of them; what is beyond would be copied (kToken)
+  std::int64_t idle_blocks = 0;  // of those blocks, the ones that nobody holds now
 };
 
 struct Extent {

@@ -23,6 +23,18 @@ bool FollowsIndex(std::span<const std::int32_t> positions, const StepRows& rows)
   return true;
 }
 
+// Whether a prefix hit of the plan is copied from a block that was idle.
+bool CopiesIdle(const PlannedStep& step) {
+  const auto& undo = step.undo;
+  for (std::size_t i = 1; i < undo.size(); ++i) {
+    if (undo[i].kind == UndoEntry::kPin && undo[i - 1].kind == UndoEntry::kClaimIdle &&
+        undo[i - 1].block == undo[i].block) {
+      return true;
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
 Status BlockManager::CheckReady() const {
@@ -36,10 +48,23 @@ Status BlockManager::Plan(std::span<const StepItem> items, const StepShape& shap
                           PlannedStep& step, PlanFailure* failure) {
   if (Status ready = CheckReady(); !ready.ok()) return ready;
   if (Status checked = CheckItems(items); !checked.ok()) return checked;
+  copy_idle_ = true;
   try {
-    if (Status filled = Fill(items, shape, step, failure); !filled.ok()) {
+    Status filled = Fill(items, shape, step, failure);
+    if (!filled.ok()) {
+      const bool no_room =
+          filled.code() == Code::kResourceExhausted || filled.code() == Code::kNeverFits;
+      const bool copies_idle = no_room && CopiesIdle(step);
       UndoBlocks(step);
-      return filled;
+      if (!copies_idle) return filled;
+      // An idle block that a hit is copied from cannot make room: try without such hits.
+      copy_idle_ = false;
+      if (Status again = Fill(items, shape, step, failure); !again.ok()) {
+        UndoBlocks(step);
+        // Without them there may be more rows than a step can have, which the items did not ask
+        // for.
+        return again.code() == Code::kInvalidArgument ? filled : again;
+      }
     }
   } catch (...) {
     UndoBlocks(step);
@@ -120,16 +145,34 @@ Status BlockManager::Fill(std::span<const StepItem> items, const StepShape& shap
   return {};
 }
 
+// REQUIRES: room in step.undo.
+void BlockManager::Claim(BlockId block, PlannedStep& step) {
+  const bool idle = pool_.state(block) == BlockState::kIdle;
+  const BlockId previous = idle ? lru_.Remove(block) : kNoBlock;
+  pool_.Claim(block);
+  step.undo.push_back({idle ? UndoEntry::kClaimIdle : UndoEntry::kClaim, block, previous});
+}
+
 // Takes the sequence's longest cached prefix; the plan's claims come before all of its allocations.
-void BlockManager::ClaimHit(Sequence& sequence, PlannedStep& step) {
+// The block that the hit ends inside of is only held until the step ends: its copy joins the table.
+// copy_idle: whether that block may be an idle one
+void BlockManager::ClaimHit(Sequence& sequence, PlannedStep& step, PlannedItem& item,
+                            bool copy_idle) {
   ExtendMatch(sequence);
-  step.undo.reserve(step.undo.size() + sequence.match_path.size());
-  for (const BlockId block : sequence.match_path) {
-    const bool idle = pool_.state(block) == BlockState::kIdle;
-    const BlockId previous = idle ? lru_.Remove(block) : kNoBlock;
-    pool_.Claim(block);
-    step.undo.push_back({idle ? UndoEntry::kClaimIdle : UndoEntry::kClaim, block, previous});
+  step.undo.reserve(step.undo.size() + sequence.match_path.size() + 2);
+  step.releases.reserve(step.releases.size() + 1);
+  for (const BlockId block : sequence.match_path) Claim(block, step);
+  const BlockId source = sequence.match_partial.block;
+  if (source == kNoBlock) return;
+  if (!copy_idle && pool_.state(source) == BlockState::kIdle) {
+    sequence.match_partial = {};
+    return;
   }
+  Claim(source, step);
+  item.cow_source = source;
+  pool_.Pin(source);
+  step.releases.push_back({source, SequenceTable::IndexOf(sequence.id)});
+  step.undo.push_back({UndoEntry::kPin, source, kNoBlock});
 }
 
 // Keeps the positions of the first `count` rows, [sections, count]. One set serves all sections.
@@ -154,14 +197,13 @@ Status BlockManager::AddRows(const StepItem& item, PlannedStep& step) {
   planned.first_plan = !sequence.started;
   planned.old_planned = sequence.planned;
   if (planned.first_plan && sequence.prompt_length > 0) {
-    ClaimHit(sequence, step);
-    rows.hit = static_cast<std::int64_t>(sequence.match_path.size()) * config_.block_size;
+    ClaimHit(sequence, step, planned, copy_idle_ || !item.positions.empty());
+    rows.hit = std::ssize(sequence.match_path) * config_.block_size + sequence.match_partial.tokens;
     rows.start = rows.hit;
     rows.count = std::min(item.num_tokens, sequence.prompt_length - rows.hit);
   }
   planned.certain = std::min(item.num_tokens - item.num_drafts, rows.count);
-  planned.first_new_block = planned.first_plan ? rows.hit / config_.block_size
-                                               : static_cast<std::int64_t>(sequence.table.size());
+  planned.first_new_block = planned.first_plan ? BlocksFor(rows.hit) : std::ssize(sequence.table);
   if (rows.count > sequence.max_length - rows.start) {
     return InvalidArgument("num_tokens " + std::to_string(item.num_tokens) + " of " +
                            NameOf(item.sequence) + " behind its " + std::to_string(rows.start) +
@@ -221,7 +263,7 @@ void BlockManager::Unshare(PlannedStep& step) {
     if (!pool_.shared(tail) && !index_.contains(tail)) continue;
     step.items[i].cow_source = tail;
     pool_.Pin(tail);
-    step.releases.push_back(tail);
+    step.releases.push_back({tail, step.items[i].sequence});
     step.undo.push_back({UndoEntry::kPin, tail, kNoBlock});
   }
 }
@@ -314,11 +356,12 @@ void BlockManager::Reserve(PlannedStep& step) {
     if (item.first_plan) sequence.table = sequence.match_path;
     if (item.cow_target != kNoBlock) {
       const std::int64_t at = rows.start / config_.block_size;
+      if (item.first_plan) sequence.table.push_back(kNoBlock);
       sequence.table[static_cast<std::size_t>(at)] = item.cow_target;
       sequence.first_dirty = std::min(sequence.first_dirty, at);
     }
     item.tail_block =
-        rows.start % config_.block_size == 0 || item.first_plan
+        rows.start % config_.block_size == 0
             ? kNoBlock
             : sequence.table[static_cast<std::size_t>(rows.start / config_.block_size)];
     for (std::int64_t n = 0; n < item.new_blocks; ++n) {
@@ -327,7 +370,7 @@ void BlockManager::Reserve(PlannedStep& step) {
     sequence.started = true;
     sequence.planned = rows.start + item.certain;
     sequence.reach = rows.start + rows.count;
-    if (item.first_plan) sequence.indexed = item.first_new_block;
+    if (item.first_plan) sequence.indexed = rows.hit / config_.block_size;
   }
 }
 
@@ -358,7 +401,7 @@ void BlockManager::Undo(PlannedStep& step) {
     const PlannedItem& item = step.items[i];
     Sequence& sequence = sequences_.at(item.sequence);
     sequence.table.resize(static_cast<std::size_t>(item.first_plan ? 0 : item.first_new_block));
-    if (item.cow_source != kNoBlock) {
+    if (item.cow_source != kNoBlock && !item.first_plan) {
       sequence.table[static_cast<std::size_t>(step.rows[i].start / config_.block_size)] =
           item.cow_source;
     }
