@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # `lariat bench`.
 find_package(benchmark 1.7 REQUIRED)
-target_sources(lariat_tool PRIVATE cmd_bench.cc bench_append.cc bench_data.cc bench_rope_update.cc
+target_sources(lariat_tool PRIVATE cmd_bench.cc bench_append.cc bench_data.cc bench_manager.cc
+                                   bench_rope_update.cc
                                    bench_shape.cc bench_timer_cpu.cc bench_workload.cc)
 target_compile_definitions(lariat_tool PRIVATE LARIAT_HAVE_BENCH)
 target_link_libraries(lariat_tool PRIVATE benchmark::benchmark)
