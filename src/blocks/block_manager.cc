@@ -192,7 +192,8 @@ Status BlockManager::Truncate(SequenceId id, std::int64_t length) {
   for (PlannedStep* step : live_) {
     for (std::size_t i = 0; i < step->rows.size(); ++i) {
       if (step->rows[i].sequence != id) continue;
-      step->items[i].limit = std::min(step->items[i].limit, length);
+      step->items[i].limit =
+          static_cast<std::int32_t>(std::min<std::int64_t>(step->items[i].limit, length));
     }
   }
   ShrinkTable(sequence, BlocksFor(length));

@@ -100,7 +100,6 @@ class BlockManager {
   Status ApplyShape(const StepShape& shape, PlannedStep& step) const;
   void Unshare(PlannedStep& step);
   Status CheckRoom(const PlannedStep& step, PlanFailure* failure) const;
-  std::int64_t BlocksNeeded(const PlannedStep& step, std::size_t index) const;
   void Reserve(PlannedStep& step);
   BlockId Take(PlannedStep& step);
   void UndoBlocks(PlannedStep& step);
