@@ -16,6 +16,7 @@ BlockManager::BlockManager(const ManagerConfig& config)
   if (!config.unlimited) {
     index_.Reserve(static_cast<std::size_t>(config.num_blocks));
     lru_.Grow(static_cast<std::size_t>(config.num_blocks));
+    pins_.resize(static_cast<std::size_t>(config.num_blocks));
   }
   live_.reserve(static_cast<std::size_t>(config.max_steps_in_flight));
 }
@@ -256,11 +257,9 @@ Status BlockManager::Clear() {
     lru_.Remove(idle);
     pool_.FreeIdle(idle);
   }
-  for (const auto& sequence : sequences_.entries()) {
-    if (sequence->id == SequenceId::kNone || sequence->reach == 0) continue;
-    sequence->indexable = false;  // what it holds was computed with the old weights
-    sequence->indexed = 0;
-  }
+  for (BlockId b = 0; b < static_cast<BlockId>(pins_.size()); ++b) DropPins(b);
+  // What sequences hold was computed with the old weights.
+  KeepOut([](const Sequence&) { return true; });
   return {};
 }
 
@@ -272,6 +271,7 @@ void BlockManager::FillStats(Stats& stats) const {
   stats.reserved_blocks = pool_.count(BlockState::kReserved);
   stats.peak_used_blocks = pool_.peak_used();
   stats.indexed_blocks = index_.size();
+  stats.pinned_blocks = pinned_;
   stats.evicted_blocks = evicted_;
   stats.merged_blocks = merged_;
   stats.copied_blocks = copied_;

@@ -83,7 +83,11 @@ Status BlockManager::CheckItems(std::span<const StepItem> items) {
                            std::to_string(config_.max_sequences));
   }
   ++stamp_;
-  for (const StepItem& item : items) {
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const StepItem& item = items[i];
+    if (i + kAhead < items.size()) {
+      sequences_.Prefetch(SequenceTable::IndexOf(items[i + kAhead].sequence));
+    }
     Result<Sequence*> found = FindUsable(item.sequence);
     if (!found.ok()) return found.status();
     Sequence& sequence = **found;
@@ -136,7 +140,11 @@ Status BlockManager::Fill(std::span<const StepItem> items, const StepShape& shap
   step.undo.clear();
   step.releases.clear();
   step.written.clear();
-  for (const StepItem& item : items) {
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const StepItem& item = items[i];
+    if (i + kAhead < items.size()) {
+      sequences_.Prefetch(SequenceTable::IndexOf(items[i + kAhead].sequence));
+    }
     if (Status added = AddRows(item, step); !added.ok()) return added;
   }
   if (Status shaped = ApplyShape(shape, step); !shaped.ok()) return shaped;
@@ -262,6 +270,10 @@ void BlockManager::Unshare(PlannedStep& step) {
   step.undo.reserve(step.undo.size() + step.rows.size());
   step.releases.reserve(step.releases.size() + step.rows.size());
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
+    if (i + kAhead < step.items.size()) {
+      sequences_.Prefetch(step.items[i + kAhead].sequence);
+      sequences_.PrefetchEnds(step.items[i + kAhead / 2].sequence);
+    }
     const std::int64_t start = step.rows[i].start;
     if (step.items[i].first_plan || start % config_.block_size == 0) continue;
     const Sequence& sequence = sequences_.at(step.items[i].sequence);
@@ -308,6 +320,7 @@ void BlockManager::EnsureCapacity(std::int64_t blocks) {
   if (blocks <= static_cast<std::int64_t>(index_.capacity())) return;
   const std::size_t grown = std::max(static_cast<std::size_t>(blocks),
                                      std::max<std::size_t>(1024, 2 * index_.capacity()));
+  pins_.resize(grown);
   lru_.Grow(grown);
   index_.Reserve(grown);
 }
@@ -336,6 +349,7 @@ void BlockManager::Reserve(PlannedStep& step) {
   step.copies.reserve(step.rows.size());
   // Nothing below fails: a table has room for a sequence's greatest length.
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
+    if (i + kAhead < step.items.size()) sequences_.Prefetch(step.items[i + kAhead].sequence);
     const StepRows& rows = step.rows[i];
     PlannedItem& item = step.items[i];
     Sequence& sequence = sequences_.at(item.sequence);
@@ -407,7 +421,9 @@ void BlockManager::Undo(PlannedStep& step) {
 void BlockManager::Prepare(PlannedStep& step) {
   assert(plan_ == &step);
   for (const BlockId victim : step.victims) index_.Erase(victim);
-  for (PlannedItem& item : step.items) {
+  for (std::size_t i = 0; i < step.items.size(); ++i) {
+    if (i + kAhead < step.items.size()) sequences_.Prefetch(step.items[i + kAhead].sequence);
+    PlannedItem& item = step.items[i];
     Sequence& sequence = sequences_.at(item.sequence);
     item.previous_step = sequence.last_step;
     ++sequence.live_steps;

@@ -20,7 +20,7 @@ std::string NameOf(SequenceId id);
 //   | kept rows    | rows of live steps | not planned yet
 //
 // `ids` may be longer than planned (a prompt not computed yet) or shorter (ids that come later).
-struct Sequence {
+struct alignas(64) Sequence {
   SequenceId id = SequenceId::kNone;  // kNone: this entry is free
   bool open = false;                  // false with an id: closed, but a live step still names it
   bool started = false;               // its first plan was made: the prefix hit is decided
@@ -45,16 +45,16 @@ struct Sequence {
   int live_steps = 0;           // that name it
   std::uint64_t last_step = 0;  // the latest of them
 
+  // Scratch of the call that runs now: stamp says which call wrote the other two.
+  std::uint64_t stamp = 0;
+  std::int32_t stamp_item = -1;
+  std::int32_t stamp_commit = -1;
+
   // Scratch of Match before the first plan: the path found so far, with the blocks' generations.
   std::vector<BlockId> match_path;
   std::vector<std::uint32_t> match_generations;
   // The block behind that path whose first tokens agree, and how many: of the last look alone.
   NearestChild match_partial;
-
-  // Scratch of the call that runs now: stamp says which call wrote the other two.
-  std::uint64_t stamp = 0;
-  std::int32_t stamp_item = -1;
-  std::int32_t stamp_commit = -1;
 
   std::int64_t known() const { return static_cast<std::int64_t>(ids.size()); }
 };
@@ -76,6 +76,19 @@ class SequenceTable {
   Sequence* Find(SequenceId id);
   const Sequence* Find(SequenceId id) const;
   Sequence& at(int index) { return *entries_[index]; }
+  // Asks for the memory of an entry that a loop comes to soon. Steps of thousands of sequences do
+  // not stay in a cache from one pass over them to the next, and most of a pass would be waiting.
+  void Prefetch(int index) const {
+    if (index < 0 || index >= static_cast<int>(entries_.size())) return;
+    const char* const entry = reinterpret_cast<const char*>(entries_[index].get());
+    for (int line = 0; line < kHotLines; ++line) __builtin_prefetch(entry + 64 * line);
+  }
+  // The same for where its table and its ids end, once the entry itself has come.
+  void PrefetchEnds(int index) const {
+    const Sequence& sequence = *entries_[index];
+    if (!sequence.table.empty()) __builtin_prefetch(&sequence.table.back());
+    __builtin_prefetch(sequence.ids.data() + sequence.ids.size(), 1);
+  }
   static int IndexOf(SequenceId id) {
     return static_cast<int>(static_cast<std::uint64_t>(id) & 0xFFFFFFFFU) - 1;
   }
@@ -87,6 +100,7 @@ class SequenceTable {
   const std::vector<std::unique_ptr<Sequence>>& entries() const { return entries_; }
 
  private:
+  static constexpr int kHotLines = 3;  // what a step reads of an entry
   const int max_open_;
   const std::int64_t ids_capacity_;
   const std::int64_t table_capacity_;
