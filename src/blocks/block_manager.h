@@ -90,8 +90,6 @@ class BlockManager {
   std::string Snapshot() const;
 
  private:
-  static constexpr std::size_t kAhead = 8;  // entries that a loop over a step's items prefetches
-
   Status CheckIdle() const;  // kNotReady while a plan is not prepared
   Result<Sequence*> FindUsable(SequenceId id);
   std::int64_t ReusableTokens(std::int64_t prompt_length) const;

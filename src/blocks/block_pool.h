@@ -31,7 +31,6 @@ class BlockPool {
   std::int64_t used() const { return count(BlockState::kHeld) + count(BlockState::kReserved); }
   std::int64_t peak_used() const { return peak_used_; }
   BlockState state(BlockId block) const { return blocks_[block].state; }
-  void Prefetch(BlockId block) const { __builtin_prefetch(blocks_.data() + block); }
   std::int32_t references(BlockId block) const { return blocks_[block].references; }
   // Whether more than one reference is there to stay.
   bool shared(BlockId block) const { return blocks_[block].references - blocks_[block].pins > 1; }

@@ -85,9 +85,6 @@ Status BlockManager::CheckItems(std::span<const StepItem> items) {
   ++stamp_;
   for (std::size_t i = 0; i < items.size(); ++i) {
     const StepItem& item = items[i];
-    if (i + kAhead < items.size()) {
-      sequences_.Prefetch(SequenceTable::IndexOf(items[i + kAhead].sequence));
-    }
     Result<Sequence*> found = FindUsable(item.sequence);
     if (!found.ok()) return found.status();
     Sequence& sequence = **found;
@@ -142,9 +139,6 @@ Status BlockManager::Fill(std::span<const StepItem> items, const StepShape& shap
   step.written.clear();
   for (std::size_t i = 0; i < items.size(); ++i) {
     const StepItem& item = items[i];
-    if (i + kAhead < items.size()) {
-      sequences_.Prefetch(SequenceTable::IndexOf(items[i + kAhead].sequence));
-    }
     if (Status added = AddRows(item, step); !added.ok()) return added;
   }
   if (Status shaped = ApplyShape(shape, step); !shaped.ok()) return shaped;
@@ -270,10 +264,6 @@ void BlockManager::Unshare(PlannedStep& step) {
   step.undo.reserve(step.undo.size() + step.rows.size());
   step.releases.reserve(step.releases.size() + step.rows.size());
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
-    if (i + kAhead < step.items.size()) {
-      sequences_.Prefetch(step.items[i + kAhead].sequence);
-      sequences_.PrefetchEnds(step.items[i + kAhead / 2].sequence);
-    }
     const std::int64_t start = step.rows[i].start;
     if (step.items[i].first_plan || start % config_.block_size == 0) continue;
     const Sequence& sequence = sequences_.at(step.items[i].sequence);
@@ -349,7 +339,6 @@ void BlockManager::Reserve(PlannedStep& step) {
   step.copies.reserve(step.rows.size());
   // Nothing below fails: a table has room for a sequence's greatest length.
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
-    if (i + kAhead < step.items.size()) sequences_.Prefetch(step.items[i + kAhead].sequence);
     const StepRows& rows = step.rows[i];
     PlannedItem& item = step.items[i];
     Sequence& sequence = sequences_.at(item.sequence);
@@ -422,7 +411,6 @@ void BlockManager::Prepare(PlannedStep& step) {
   assert(plan_ == &step);
   for (const BlockId victim : step.victims) index_.Erase(victim);
   for (std::size_t i = 0; i < step.items.size(); ++i) {
-    if (i + kAhead < step.items.size()) sequences_.Prefetch(step.items[i + kAhead].sequence);
     PlannedItem& item = step.items[i];
     Sequence& sequence = sequences_.at(item.sequence);
     item.previous_step = sequence.last_step;

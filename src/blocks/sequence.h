@@ -76,19 +76,6 @@ class SequenceTable {
   Sequence* Find(SequenceId id);
   const Sequence* Find(SequenceId id) const;
   Sequence& at(int index) { return *entries_[index]; }
-  // Asks for the memory of an entry that a loop comes to soon. Steps of thousands of sequences do
-  // not stay in a cache from one pass over them to the next, and most of a pass would be waiting.
-  void Prefetch(int index) const {
-    if (index < 0 || index >= static_cast<int>(entries_.size())) return;
-    const char* const entry = reinterpret_cast<const char*>(entries_[index].get());
-    for (int line = 0; line < kHotLines; ++line) __builtin_prefetch(entry + 64 * line);
-  }
-  // The same for where its table and its ids end, once the entry itself has come.
-  void PrefetchEnds(int index) const {
-    const Sequence& sequence = *entries_[index];
-    if (!sequence.table.empty()) __builtin_prefetch(&sequence.table.back());
-    __builtin_prefetch(sequence.ids.data() + sequence.ids.size(), 1);
-  }
   static int IndexOf(SequenceId id) {
     return static_cast<int>(static_cast<std::uint64_t>(id) & 0xFFFFFFFFU) - 1;
   }
@@ -100,7 +87,6 @@ class SequenceTable {
   const std::vector<std::unique_ptr<Sequence>>& entries() const { return entries_; }
 
  private:
-  static constexpr int kHotLines = 3;  // what a step reads of an entry
   const int max_open_;
   const std::int64_t ids_capacity_;
   const std::int64_t table_capacity_;

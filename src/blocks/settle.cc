@@ -16,7 +16,6 @@ Status BlockManager::CheckCommit(const PlannedStep& step, std::span<const StepCo
   }
   ++stamp_;
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
-    if (i + kAhead < step.items.size()) sequences_.Prefetch(step.items[i + kAhead].sequence);
     Sequence& sequence = sequences_.at(step.items[i].sequence);
     if (!sequence.open || sequence.id != step.rows[i].sequence) continue;  // closed since
     sequence.stamp = stamp_;
@@ -25,9 +24,6 @@ Status BlockManager::CheckCommit(const PlannedStep& step, std::span<const StepCo
   }
   for (std::size_t c = 0; c < commits.size(); ++c) {
     const SequenceId id = commits[c].sequence;
-    if (c + kAhead < commits.size()) {
-      sequences_.Prefetch(SequenceTable::IndexOf(commits[c + kAhead].sequence));
-    }
     Sequence* sequence = sequences_.Find(id);
     if (sequence == nullptr || sequence->stamp != stamp_) {
       const bool closed = std::any_of(step.rows.begin(), step.rows.end(),
@@ -74,12 +70,6 @@ Status BlockManager::CheckEntry(const PlannedStep& step, const StepCommit& commi
 
 void BlockManager::Commit(PlannedStep& step, std::span<const StepCommit> commits) {
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
-    if (i + kAhead < step.items.size()) {
-      sequences_.Prefetch(step.items[i + kAhead].sequence);
-      const PlannedItem& soon = step.items[i + kAhead / 2];
-      sequences_.PrefetchEnds(soon.sequence);
-      if (soon.tail_block != kNoBlock) pool_.Prefetch(soon.tail_block);
-    }
     const Sequence& sequence = sequences_.at(step.items[i].sequence);
     if (!sequence.open || sequence.id != step.rows[i].sequence) continue;
     const std::int32_t commit = sequence.stamp_commit;
@@ -177,7 +167,6 @@ void BlockManager::EndStep(PlannedStep& step, bool discarded) {
   live_.erase(std::find(live_.begin(), live_.end(), &step));
   bool closed = false;
   for (std::size_t i = 0; i < step.items.size(); ++i) {
-    if (i + kAhead < step.items.size()) sequences_.Prefetch(step.items[i + kAhead].sequence);
     const PlannedItem& item = step.items[i];
     Sequence& sequence = sequences_.at(item.sequence);
     --sequence.live_steps;
