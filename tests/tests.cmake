@@ -64,7 +64,7 @@ lariat_test(mla_compress_test SOURCES mla_compress_test.cc mla_compress_plan_tes
             mla_compress_args_test.cc support/count_new.cc)
 lariat_test(mla_expand_test SOURCES mla_expand_test.cc mla_expand_rows_test.cc mla_expand_args_test.cc)
 lariat_test(mla_append_test SOURCES mla_append_test.cc mla_append_hidden_test.cc
-            mla_append_args_test.cc)
+            mla_append_args_test.cc mla_append_512_test.cc)
 lariat_test(cases_mla_test SOURCES cases_mla_test.cc SESSION)
 lariat_test(mla_golden_test SOURCES mla_golden_test.cc mla_golden_append_test.cc SESSION)
 lariat_test(cache_mla_test SOURCES cache_mla_test.cc cache_mla_append_test.cc cache_mla_expand_test.cc

@@ -16,12 +16,13 @@
 // Blocks are of two warps, for many tokens of four: fewer blocks start sooner. There, tables are
 // read through an L2 policy that keeps them while the rows pass by.
 //
-// Behind a GEMM the launch itself is what costs, so it is a dependent one (launch.h): blocks start
-// while the GEMM ends. They wait for it before they load anything at all, so nothing is asked of
-// what came before.
+// Behind a kernel that lets it start early the launch is a dependent one (launch.h): blocks come to
+// life while that kernel ends. They wait for it before they load anything at all, so nothing is
+// asked of what came before.
 //
-// Anything that is not aligned or no multiple of 8 goes element by element
-// (mla_append_elements.cu), in the same order and hence with the same bits.
+// A rank of 512 with a k_pe of 64 in 16 bits has a kernel of its own (mla_append_512.cu). Anything
+// that is not aligned or no multiple of 8 goes element by element (mla_append_elements.cu). All
+// keep the same order and hence give the same bits.
 #include "backend/cuda/element.cuh"
 #include "backend/cuda/launch.h"
 #include "backend/cuda/mla_append.cuh"
@@ -33,15 +34,8 @@ namespace {
 
 constexpr int kHeld = 2;                                    // chunks of a lane kept in registers
 constexpr std::int64_t kLargeCall = 4096;                   // tokens from which blocks are large
+constexpr std::int64_t kLargeProduct = 1024;                // from which a plain launch is better
 constexpr std::int64_t kPinBytes = std::int64_t{16} << 20;  // traffic from which tables are pinned
-
-template <class In>
-__device__ __forceinline__ float SumOfSquares(const Pack<In, kMlaChunk>& x) {
-  float sum = __fmul_rn(x.Get(0), x.Get(0));
-#pragma unroll
-  for (int i = 1; i < kMlaChunk; ++i) sum = __fadd_rn(sum, __fmul_rn(x.Get(i), x.Get(i)));
-  return sum;
-}
 
 template <class Out, class In>
 __device__ __forceinline__ Pack<Out, kMlaChunk> Normed(const Pack<In, kMlaChunk>& x, float inverse,
@@ -201,8 +195,8 @@ struct KeyUnit {
 // REQUIRES: Wide.
 template <class In, class Out>
 __global__ void __launch_bounds__(kMlaThreads) MlaAppendKernel(const __grid_constant__ MlaArgs a) {
-  StartDependents();
   WaitForPredecessors();
+  StartDependents();
   const MlaAppendParams& p = a.p;
   const std::int64_t index = TokenOfWarp();
   const int lane = static_cast<int>(threadIdx.x) % kMlaWarp;
@@ -252,14 +246,19 @@ MlaArgs MakeArgs(const MlaAppendParams& p) {
 
 cudaError_t MlaAppendRows(const MlaAppendParams& p, cudaStream_t stream) {
   const MlaArgs args = MakeArgs(p);
+  MlaLaunch launch = {};
+  launch.stream = stream;
+  // The large GEMMs of cuBLAS let no kernel behind them start early.
+  launch.dependent = p.w_down == nullptr || p.num_tokens < kLargeProduct;
   const std::int64_t warps = p.num_tokens < kLargeCall ? 2 : kMlaThreads / kMlaWarp;
-  const dim3 grid(static_cast<std::uint32_t>((p.num_tokens + warps - 1) / warps));
-  const dim3 threads(static_cast<std::uint32_t>(warps * kMlaWarp));
-  if (!Wide(p)) return MlaAppendElements(args, grid, threads, stream);
+  launch.grid = dim3(static_cast<std::uint32_t>((p.num_tokens + warps - 1) / warps));
+  launch.block = dim3(static_cast<std::uint32_t>(warps * kMlaWarp));
+  if (!Wide(p)) return MlaAppendElements(args, launch);
+  if (MlaAppend512Takes(args)) return MlaAppend512(args, launch);
   return WithAppendTypes(p.in_dtype, p.dtype, [&](auto in, auto out) {
     using In = typename decltype(in)::type;
     using Out = typename decltype(out)::type;
-    return LaunchDependent(MlaAppendKernel<In, Out>, grid, threads, stream, args);
+    return LaunchMla(MlaAppendKernel<In, Out>, launch, args);
   });
 }
 

@@ -2,11 +2,12 @@
 #pragma once
 #include <cstdint>
 
+#include "backend/cuda/element.cuh"
 #include "backend/cuda/fault.cuh"
 #include "backend/cuda/launch.h"
 #include "lariat/ops.h"
 
-// What both forms of MlaAppend share: tokens and their places, and the row's norm.
+// What the forms of MlaAppend share: tokens and their places, and the row's norm.
 
 namespace lariat::cuda {
 
@@ -19,6 +20,13 @@ struct MlaArgs {
   Divider block;     // tokens in a block
   bool small_slots;  // num_slots < 2^31
   bool pin_tables;
+};
+
+// Where and how a form is launched.
+struct MlaLaunch {
+  dim3 grid, block;
+  cudaStream_t stream;
+  bool dependent;  // else it waits for the kernel before it to end
 };
 
 struct MlaToken {
@@ -37,6 +45,16 @@ __device__ __forceinline__ MlaToken LoadToken(const MlaAppendParams& p, std::int
   return token;
 }
 
+// Records what is wrong with a token.
+__device__ __forceinline__ void RecordBadToken(FaultRecord* fault, FaultRecord* const* indirect,
+                                               std::int64_t index, std::int64_t slot, bool slot_bad,
+                                               std::int32_t position) {
+  FaultRecord* record = indirect != nullptr ? *indirect : fault;
+  if (record == nullptr) return;
+  RecordFault(record, slot_bad ? FaultKind::kSlot : FaultKind::kPosition, index,
+              slot_bad ? slot : std::int64_t{position});
+}
+
 // Whether the token stores its row. One lane records what is wrong with it.
 __device__ __forceinline__ bool Judge(const MlaAppendParams& p, std::int64_t index,
                                       const MlaToken& token, bool reports) {
@@ -45,11 +63,9 @@ __device__ __forceinline__ bool Judge(const MlaAppendParams& p, std::int64_t ind
   const bool position_bad =
       p.rotary_dim > 0 && (token.position < 0 || token.position >= p.num_positions);
   if (!slot_bad && !position_bad) return true;
-  if (!reports) return false;
-  FaultRecord* record = p.fault_indirect != nullptr ? *p.fault_indirect : p.fault;
-  if (record == nullptr) return false;
-  RecordFault(record, slot_bad ? FaultKind::kSlot : FaultKind::kPosition, index,
-              slot_bad ? token.slot : std::int64_t{token.position});
+  if (reports) {
+    RecordBadToken(p.fault, p.fault_indirect, index, token.slot, slot_bad, token.position);
+  }
   return false;
 }
 
@@ -68,14 +84,27 @@ __device__ __forceinline__ std::int64_t TableRow(const MlaAppendParams& p, const
   return row * (p.rotary_dim / 2);
 }
 
+template <class In>
+__device__ __forceinline__ float SumOfSquares(const Pack<In, kMlaChunk>& x) {
+  float sum = __fmul_rn(x.Get(0), x.Get(0));
+#pragma unroll
+  for (int i = 1; i < kMlaChunk; ++i) sum = __fadd_rn(sum, __fmul_rn(x.Get(i), x.Get(i)));
+  return sum;
+}
+
 // From a lane's sum of squares to the factor of the whole row, the same in all lanes.
-__device__ __forceinline__ float InverseRms(const MlaAppendParams& p, float sum) {
+__device__ __forceinline__ float SumOfLanes(float sum) {
 #pragma unroll
   for (int m = kMlaWarp / 2; m > 0; m /= 2) {
     sum = __fadd_rn(sum, __shfl_xor_sync(0xFFFFFFFFU, sum, m));
   }
-  const float mean = __fdiv_rn(sum, static_cast<float>(p.rank));
-  return __fdiv_rn(1.0F, __fsqrt_rn(__fadd_rn(mean, p.eps)));
+  return sum;
+}
+__device__ __forceinline__ float InverseRms(float mean, float eps) {
+  return __frcp_rn(__fsqrt_rn(__fadd_rn(mean, eps)));  // 1 / root, correctly rounded
+}
+__device__ __forceinline__ float InverseRms(const MlaAppendParams& p, float sum) {
+  return InverseRms(__fdiv_rn(SumOfLanes(sum), static_cast<float>(p.rank)), p.eps);
 }
 
 // One warp per token.
@@ -83,7 +112,16 @@ __device__ __forceinline__ std::int64_t TokenOfWarp() {
   return std::int64_t{blockIdx.x} * (blockDim.x / kMlaWarp) + threadIdx.x / kMlaWarp;
 }
 
+template <class Args>
+cudaError_t LaunchMla(void (*kernel)(Args), const MlaLaunch& launch, const Args& args) {
+  if (!launch.dependent) return Launch(kernel, launch.grid, launch.block, launch.stream, args);
+  return LaunchDependent(kernel, launch.grid, launch.block, launch.stream, args);
+}
+
 // Puts the general form, element by element, on the stream.
-cudaError_t MlaAppendElements(const MlaArgs& args, dim3 grid, dim3 block, cudaStream_t stream);
+cudaError_t MlaAppendElements(const MlaArgs& args, const MlaLaunch& launch);
+// The form for a rank of 512 and a k_pe of 64. REQUIRES: it takes them, and Wide (mla_append.cu).
+bool MlaAppend512Takes(const MlaArgs& args);
+cudaError_t MlaAppend512(const MlaArgs& args, const MlaLaunch& launch);
 
 }  // namespace lariat::cuda

@@ -69,8 +69,8 @@ __device__ __forceinline__ void StoreKey(const MlaAppendParams& p, const MlaToke
 template <class In, class Out>
 __global__ void __launch_bounds__(kMlaThreads)
     MlaAppendElementsKernel(const __grid_constant__ MlaArgs a) {
-  StartDependents();
   WaitForPredecessors();
+  StartDependents();
   const MlaAppendParams& p = a.p;
   const std::int64_t index = TokenOfWarp();
   const int lane = static_cast<int>(threadIdx.x) % kMlaWarp;
@@ -84,11 +84,11 @@ __global__ void __launch_bounds__(kMlaThreads)
 
 }  // namespace
 
-cudaError_t MlaAppendElements(const MlaArgs& args, dim3 grid, dim3 block, cudaStream_t stream) {
+cudaError_t MlaAppendElements(const MlaArgs& args, const MlaLaunch& launch) {
   return WithAppendTypes(args.p.in_dtype, args.p.dtype, [&](auto in, auto out) {
     using In = typename decltype(in)::type;
     using Out = typename decltype(out)::type;
-    return LaunchDependent(MlaAppendElementsKernel<In, Out>, grid, block, stream, args);
+    return LaunchMla(MlaAppendElementsKernel<In, Out>, launch, args);
   });
 }
 

@@ -13,8 +13,9 @@
 //   With T = 384, model_dim 256, rank 48, 4 heads of 32, fp32: 0.9 MB of memory traffic (0.2 us at
 //   4.3 TB/s), 18.9 MFLOP (0.3 us at 67 TFLOP/s), and 98 kB of weights for each of 128 blocks. At
 //   64 bytes a clock, what a multiprocessor takes in, these are 0.8 us: the floor, next to the 0.5
-//   us of a launch in a graph and the latency of L2. Fewer blocks would share the reads and have
-//   more tokens each; 2, 4 and 6 tokens a block were slower than 3 there.
+//   us of a launch in a graph and the latency of L2. Fewer blocks would read less and have
+//   more tokens each: in an experiment with such a kernel 2, 4 and 6 tokens a block were slower
+//   than 3.
 #include <algorithm>
 #include <type_traits>
 
@@ -30,8 +31,8 @@ namespace {
 
 constexpr std::int64_t kMostWeightBytes = std::int64_t{1} << 20;  // of all three matrices
 constexpr std::int64_t kMostSharedBytes = 48 * 1024;  // what a launch gets without asking for more
-// Faster than two or three GEMMs up to so many weights (each block reads them) and so many
-// multiply-adds (at most this many are done by then). Fewer tokens never make it the slower one.
+// Estimated to be faster than two or three GEMMs up to so many weights, which every block reads,
+// and so many multiply-adds. Fewer tokens never make it the slower one.
 constexpr std::int64_t kFasterWeights = 48 * 1024;
 constexpr std::int64_t kFasterMultiplyAdds = 40'000'000;
 
