@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <array>
+#include <atomic>
+#include <cstdint>
+
 #include "backend/cuda/launch.h"
 #include "lariat/ops.h"
 
@@ -40,6 +44,25 @@ __device__ __forceinline__ T LoadInOrder(const T* from) {
   return value;
 }
 
+// Whether the kernels' code for the current device has that wait in it: what was built for an older
+// architecture runs on newer devices too, without. The same for all kernels; asked once a device.
+inline bool KernelsWait(const void* kernel) {
+  enum : std::uint8_t { kUnknown, kNo, kYes };
+  static std::array<std::atomic<std::uint8_t>, 64> known = {};
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return false;
+  const auto at = static_cast<std::size_t>(device);
+  if (at < known.size() && known[at] != kUnknown) return known[at] == kYes;
+  cudaFuncAttributes attributes = {};
+  if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());  // the launch will say it
+    return false;
+  }
+  const bool waits = attributes.ptxVersion >= 90;
+  if (at < known.size()) known[at] = waits ? kYes : kNo;
+  return waits;
+}
+
 // Launch, as a dependent one where `dependent` says so.
 template <class... Parameters, class... Arguments>
 cudaError_t LaunchDependent(DependentLaunch dependent, void (*kernel)(Parameters...), dim3 grid,
@@ -52,7 +75,9 @@ cudaError_t LaunchDependent(DependentLaunch dependent, void (*kernel)(Parameters
   config.blockDim = block;
   config.stream = stream;
   config.attrs = &early;
-  config.numAttrs = dependent == DependentLaunch::kOff ? 0 : 1;
+  const bool early_start =
+      dependent != DependentLaunch::kOff && KernelsWait(reinterpret_cast<const void*>(kernel));
+  config.numAttrs = early_start ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 

@@ -33,8 +33,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "backend/cuda/dependent_launch.cuh"
 #include "backend/cuda/element.cuh"
-#include "backend/cuda/launch.h"
 #include "backend/cuda/mla_append.cuh"
 
 namespace lariat::cuda {
@@ -167,8 +167,8 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
   const char* const latent_at = a.c_kv + lane * 16 + std::uint64_t{index} * a.c_kv_stride;
   const char* const key_at = a.k_pe + lane * 4 + std::uint64_t{index} * a.k_pe_stride;
   const char* const weight_at = a.weight + lane * 16;
-  WaitForPredecessors();
-  StartDependents();
+  WaitForPredecessor();
+  LetSuccessorStart();
 
   const std::int32_t position = LoadWord(position_at);
   const std::int64_t slot = LoadWord(slot_at);
