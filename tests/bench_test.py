@@ -62,6 +62,26 @@ class Bench(unittest.TestCase):
         rows = self.rows("rope-update", *(word for shape in shapes for word in ("--shape", shape)))
         self.assertEqual([row["dtype"] for row in rows][::2], list(dtypes))
 
+    def test_products(self):
+        rows = []
+        for op, shapes in {
+                "mla-compress": ["T=5,layout=out-in,up=packed,dtype=bf16", "T=3,k_dim=6,v_dim=10"],
+                "mla-append": ["T=3,model_dim=96,from=hidden", "T=70,rank=40,rope_dim=6,dtype=fp16"],
+                "mla-expand": ["T=70,heads=3,rank=40,rope_dim=6,nope_dim=10,v_dim=7,dtype=fp32"],
+        }.items():
+            rows += self.rows(op, *(word for shape in shapes for word in ("--shape", shape)))
+        for row in rows:
+            self.assertEqual(list(row), KEYS)
+            self.assertGreater(row["fraction"], 0)
+            if "from=rows" not in row["shape"]:  # the ceiling is what its products take alone
+                self.assertAlmostEqual(row["fraction"] * row["ceiling"] / row["tflop_per_s"], 1, 6)
+        code, _, err = bench("mla-compress", "--shape", "path=fused")
+        self.assertEqual(code, 2)
+        self.assertIn("kFused", err)
+        code, _, err = bench("mla-compress", "--shape", "up=no")
+        self.assertEqual(code, 2)
+        self.assertIn("apart, packed", err)
+
     def test_cold_sets_rotate(self):
         row, = self.rows("append", "--cold", "--shape", "T=1024")
         self.assertFalse(row["hot"])
@@ -121,7 +141,7 @@ class Bench(unittest.TestCase):
             self.assertIn("--json", err)
 
     def test_bad_usage(self):
-        for arguments in (["dance"], [], ["mla-append"], ["append", "--shape", "T=0"],
+        for arguments in (["dance"], [], ["swap"], ["append", "--shape", "T=0"],
                           ["append", "--shape", "T=1,T=2"], ["append", "--shape", "W=2"],
                           ["append", "--shape", "k_dim=7"], ["append", "--shape", "dtype=fp12"],
                           ["append", "--cold", "--shape", "T=1"], ["append", "--hot", "--cold"],
