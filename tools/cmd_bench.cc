@@ -243,7 +243,7 @@ void Bench::ReportRuns(const std::vector<Run>& runs) {
     BenchRow& row = rows_[std::stoul(run.run_name.function_name)];
     if (run.run_type == Run::RT_Aggregate && run.aggregate_name == "median" && row.status.ok()) {
       row.median_s = run.GetAdjustedRealTime() / 1e9;
-      if (row.clock) row.products_s = Median(row.product_samples);
+      if (!row.product_samples.empty()) row.products_s = Median(row.product_samples);
       if (table_) PrintRow(row);
     }
   }
