@@ -83,8 +83,7 @@ Status BlockManager::CheckItems(std::span<const StepItem> items) {
                            std::to_string(config_.max_sequences));
   }
   ++stamp_;
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    const StepItem& item = items[i];
+  for (const StepItem& item : items) {
     Result<Sequence*> found = FindUsable(item.sequence);
     if (!found.ok()) return found.status();
     Sequence& sequence = **found;
@@ -128,7 +127,6 @@ Status BlockManager::Fill(std::span<const StepItem> items, const StepShape& shap
   step.abandoned = false;
   step.num_tokens = 0;
   step.hit_tokens = 0;
-  step.needed = 0;
   step.rows.clear();
   step.items.clear();
   step.positions.clear();
@@ -137,8 +135,7 @@ Status BlockManager::Fill(std::span<const StepItem> items, const StepShape& shap
   step.undo.clear();
   step.releases.clear();
   step.written.clear();
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    const StepItem& item = items[i];
+  for (const StepItem& item : items) {
     if (Status added = AddRows(item, step); !added.ok()) return added;
   }
   if (Status shaped = ApplyShape(shape, step); !shaped.ok()) return shaped;
@@ -198,26 +195,21 @@ Status BlockManager::AddRows(const StepItem& item, PlannedStep& step) {
   rows.count = item.num_tokens;
   planned.sequence = SequenceTable::IndexOf(item.sequence);
   planned.first_plan = !sequence.started;
-  planned.old_planned = static_cast<std::int32_t>(sequence.planned);
+  planned.old_planned = sequence.planned;
   if (planned.first_plan && sequence.prompt_length > 0) {
     ClaimHit(sequence, step, planned, copy_idle_ || !item.positions.empty());
     rows.hit = std::ssize(sequence.match_path) * config_.block_size + sequence.match_partial.tokens;
     rows.start = rows.hit;
     rows.count = std::min(item.num_tokens, sequence.prompt_length - rows.hit);
   }
-  planned.certain =
-      static_cast<std::int32_t>(std::min(item.num_tokens - item.num_drafts, rows.count));
-  planned.first_new_block = static_cast<std::int32_t>(
-      planned.first_plan ? BlocksFor(rows.hit) : std::ssize(sequence.table));
+  planned.certain = std::min(item.num_tokens - item.num_drafts, rows.count);
+  planned.first_new_block = planned.first_plan ? BlocksFor(rows.hit) : std::ssize(sequence.table);
   if (rows.count > sequence.max_length - rows.start) {
     return InvalidArgument("num_tokens " + std::to_string(item.num_tokens) + " of " +
                            NameOf(item.sequence) + " behind its " + std::to_string(rows.start) +
                            " tokens is past its max_length " + std::to_string(sequence.max_length));
   }
-  planned.limit = static_cast<std::int32_t>(rows.start + rows.count);
-  planned.new_blocks =
-      static_cast<std::int32_t>(BlocksFor(rows.start + rows.count)) - planned.first_new_block;
-  step.needed += planned.new_blocks + (planned.cow_source == kNoBlock ? 0 : 1);
+  planned.limit = rows.start + rows.count;
   step.num_tokens += rows.count;
   if (step.num_tokens > config_.max_tokens_per_step) {
     return InvalidArgument("the items have more rows than max_tokens_per_step " +
@@ -270,47 +262,52 @@ void BlockManager::Unshare(PlannedStep& step) {
     const BlockId tail = sequence.table[static_cast<std::size_t>(start / config_.block_size)];
     if (!pool_.shared(tail) && !index_.contains(tail)) continue;
     step.items[i].cow_source = tail;
-    ++step.needed;
     pool_.Pin(tail);
     step.releases.push_back({tail, step.items[i].sequence});
     step.undo.push_back({UndoEntry::kPin, tail, kNoBlock});
   }
 }
 
+std::int64_t BlockManager::BlocksNeeded(const PlannedStep& step, std::size_t index) const {
+  const PlannedItem& item = step.items[index];
+  const std::int64_t end = step.rows[index].start + step.rows[index].count;
+  return BlocksFor(end) - item.first_new_block + (item.cow_source == kNoBlock ? 0 : 1);
+}
+
 Status BlockManager::CheckRoom(const PlannedStep& step, PlanFailure* failure) const {
   if (pool_.unlimited()) return {};
-  const std::int64_t needed = step.needed;
+  std::int64_t needed = 0;
+  std::size_t too_big = step.rows.size();
+  for (std::size_t i = 0; i < step.rows.size(); ++i) {
+    needed += BlocksNeeded(step, i);
+    const std::int64_t alone = BlocksFor(step.rows[i].start + step.rows[i].count);
+    if (alone > pool_.total() && too_big == step.rows.size()) too_big = i;
+  }
   const std::int64_t available = pool_.count(BlockState::kFree) + pool_.count(BlockState::kIdle);
   if (needed <= available) return {};
-  const auto too_big = std::find_if(step.rows.begin(), step.rows.end(), [&](const StepRows& rows) {
-    return BlocksFor(rows.start + rows.count) > pool_.total();
-  });
   if (failure != nullptr) {
     failure->needed = needed;
     failure->available = available;
     failure->in_transit = 0;
     failure->sequences.clear();
     for (std::size_t i = 0; i < step.rows.size(); ++i) {
-      const PlannedItem& item = step.items[i];
-      failure->sequences.push_back(
-          {step.rows[i].sequence, item.new_blocks + (item.cow_source == kNoBlock ? 0 : 1)});
+      failure->sequences.push_back({step.rows[i].sequence, BlocksNeeded(step, i)});
     }
   }
   const std::string numbers = std::to_string(needed) + " blocks needed, " +
                               std::to_string(available) + " of " + std::to_string(pool_.total()) +
                               " available";
-  if (too_big != step.rows.end()) {
-    return NeverFits(NameOf(too_big->sequence) + " alone is larger than the pool: " + numbers);
+  if (too_big != step.rows.size()) {
+    return NeverFits(NameOf(step.rows[too_big].sequence) +
+                     " alone is larger than the pool: " + numbers);
   }
   return ResourceExhausted(numbers);
 }
 
 void BlockManager::EnsureCapacity(std::int64_t blocks) {
-  pool_.Reserve(static_cast<std::size_t>(blocks));
   if (blocks <= static_cast<std::int64_t>(index_.capacity())) return;
   const std::size_t grown = std::max(static_cast<std::size_t>(blocks),
                                      std::max<std::size_t>(1024, 2 * index_.capacity()));
-  pins_.resize(grown);
   lru_.Grow(grown);
   index_.Reserve(grown);
 }
@@ -332,36 +329,48 @@ BlockId BlockManager::Take(PlannedStep& step) {
 }
 
 void BlockManager::Reserve(PlannedStep& step) {
-  const auto needed = static_cast<std::size_t>(step.needed);
-  if (pool_.unlimited()) EnsureCapacity(pool_.total() + step.needed);
-  step.undo.reserve(step.undo.size() + needed);
-  step.victims.reserve(needed);
+  std::int64_t needed = 0;
+  for (std::size_t i = 0; i < step.rows.size(); ++i) needed += BlocksNeeded(step, i);
+  if (pool_.unlimited()) EnsureCapacity(pool_.total() + needed);
+  step.undo.reserve(step.undo.size() + static_cast<std::size_t>(needed));
+  step.victims.reserve(static_cast<std::size_t>(needed));
   step.copies.reserve(step.rows.size());
-  // Nothing below fails: a table has room for a sequence's greatest length.
+  // Nothing below fails but TakeFree of a pool without limit, before anything of that item changed.
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
     const StepRows& rows = step.rows[i];
     PlannedItem& item = step.items[i];
-    Sequence& sequence = sequences_.at(item.sequence);
-    const auto tail = static_cast<std::size_t>(rows.start / config_.block_size);
-    if (item.first_plan) {
-      sequence.table = sequence.match_path;
-      sequence.indexed = std::ssize(sequence.table);
-    }
     if (item.cow_source != kNoBlock) {
       const BlockId source = item.cow_source;
       item.cow_target = Take(step);
       step.copies.push_back({{source, pool_.generation(source)},
                              {item.cow_target, pool_.generation(item.cow_target)}});
-      if (item.first_plan) sequence.table.push_back(kNoBlock);
-      sequence.table[tail] = item.cow_target;
-      sequence.first_dirty = std::min(sequence.first_dirty, static_cast<std::int64_t>(tail));
     }
-    if (rows.start % config_.block_size != 0) item.tail_block = sequence.table[tail];
-    item.first_taken = static_cast<std::int32_t>(step.undo.size());
-    for (std::int32_t n = 0; n < item.new_blocks; ++n) sequence.table.push_back(Take(step));
+    item.new_blocks = BlocksFor(rows.start + rows.count) - item.first_new_block;
+    item.first_taken = step.undo.size();
+    for (std::int64_t n = 0; n < item.new_blocks; ++n) Take(step);
+  }
+  for (std::size_t i = 0; i < step.rows.size(); ++i) {
+    const StepRows& rows = step.rows[i];
+    PlannedItem& item = step.items[i];
+    Sequence& sequence = sequences_.at(item.sequence);
+    if (item.first_plan) sequence.table = sequence.match_path;
+    if (item.cow_target != kNoBlock) {
+      const std::int64_t at = rows.start / config_.block_size;
+      if (item.first_plan) sequence.table.push_back(kNoBlock);
+      sequence.table[static_cast<std::size_t>(at)] = item.cow_target;
+      sequence.first_dirty = std::min(sequence.first_dirty, at);
+    }
+    item.tail_block =
+        rows.start % config_.block_size == 0
+            ? kNoBlock
+            : sequence.table[static_cast<std::size_t>(rows.start / config_.block_size)];
+    for (std::int64_t n = 0; n < item.new_blocks; ++n) {
+      sequence.table.push_back(step.undo[item.first_taken + static_cast<std::size_t>(n)].block);
+    }
     sequence.started = true;
     sequence.planned = rows.start + item.certain;
     sequence.reach = rows.start + rows.count;
+    if (item.first_plan) sequence.indexed = rows.hit / config_.block_size;
   }
 }
 
@@ -410,16 +419,13 @@ void BlockManager::Undo(PlannedStep& step) {
 void BlockManager::Prepare(PlannedStep& step) {
   assert(plan_ == &step);
   for (const BlockId victim : step.victims) index_.Erase(victim);
-  for (std::size_t i = 0; i < step.items.size(); ++i) {
-    PlannedItem& item = step.items[i];
+  for (PlannedItem& item : step.items) {
     Sequence& sequence = sequences_.at(item.sequence);
     item.previous_step = sequence.last_step;
     ++sequence.live_steps;
     sequence.last_step = step.id;
-    sequence.first_dirty = std::ssize(sequence.table);  // what is new is on its way
     // Keys turned by other angles must not be found by the tokens alone.
     if (item.moved) sequence.indexable = false;
-    if (!item.first_plan) continue;
     sequence.match_path.clear();
     sequence.match_generations.clear();
   }
