@@ -261,7 +261,9 @@ struct MlaAppendParams {
   std::int64_t c_kv_stride = 0, k_pe_stride = 0;  // elements from token to token
 
   const void* norm_weight = nullptr;  // [rank]; null: c_kv is stored as it comes
-  float eps = 1e-6F;                  // >= 0
+  // >= 0. Of this norm it is 1e-6 in DeepSeek's models, whatever the config's rms_norm_eps
+  // (ModelConfig::mla.norm_eps).
+  float eps = 1e-6F;
 
   const std::int64_t* slots = nullptr;      // [T]
   const std::int32_t* positions = nullptr;  // [T]
@@ -346,13 +348,14 @@ struct AbsorbedProjections {
 };
 
 // Views; nothing is copied or read. dtype, heads, rank, nope_dim, v_dim, layout, w_kv_b and its
-// stride are used. Errors: kInvalidArgument.
+// stride are used. Errors: kInvalidArgument, kUnsupported (dtype).
 Result<AbsorbedProjections> AbsorbViews(const MlaExpandParams& params);
 
 // Gets the device ready for calls like this one with up to params.num_tokens tokens on `stream`:
 // chooses the algorithms of each bucket of T and makes the workspace. Widths, types, layouts and
-// strides are read, and the alignment of pointers that are not null. May allocate and block the
-// host; not to be captured.
+// strides are read, and the alignment of pointers that are not null; a null pointer counts as
+// aligned. A MlaAppend is one from hidden where hidden is set or model_dim is not 0. May allocate
+// and block the host, which then tries algorithms on matrices of its own; not to be captured.
 // Errors: as the call itself.
 Status Warmup(Device& device, const MlaCompressParams& params, Stream stream);
 Status Warmup(Device& device, const MlaAppendParams& params, Stream stream);
