@@ -81,6 +81,8 @@ TEST_CASE("append: wrong arguments are refused by name, and nothing is written")
     refused(invalid, "position_sections = 2", [](auto& p) { p.position_sections = 2; });
     refused(invalid, "section_pairs", [](auto& p) { p.position_sections = 3; });
     refused(invalid, "style", [](auto& p) { p.style = static_cast<RopeStyle>(9); });
+    refused(invalid, "dependent_launch = 3",
+            [](auto& p) { p.dependent_launch = static_cast<DependentLaunch>(3); });
     refused(invalid, "num_tokens = -1", [](auto& p) { p.num_tokens = -1; });
     refused(invalid, "num_tokens", [](auto& p) { p.num_tokens = std::int64_t{1} << 31; });
     refused(invalid, "kv_heads = 0", [](auto& p) { p.kv_heads = 0; });

@@ -53,6 +53,8 @@ void RandomShapes(unsigned seed) {
       if (random.Chance(30)) options.offset = static_cast<std::size_t>(random.Between(1, 8));
       options.q_in_place = random.Chance(50);
       options.indirect_fault = random.Chance(50);
+      options.dependent_launch = random.OneOf(
+          {DependentLaunch::kOff, DependentLaunch::kAfterWait, DependentLaunch::kIndexEarly});
       options.default_strides = shape.stride_pad == 0 && !shape.heads_outermost;
       const auto c = MakeAppend<In, Out>(random, shape);
       worst = std::max(worst, RunAppend(device, c, options).worst);
@@ -100,6 +102,9 @@ TEST_CASE("append: widths 2 to 512, whole and partial rotation, K and V apart") 
       s.style = random.OneOf({RopeStyle::kInterleaved, RopeStyle::kHalf});
       RunAppend(device, MakeAppend<B16, B16>(random, s));
       RunAppend(device, MakeAppend<F32, F16>(random, s));
+      const AppendOptions early{.dependent_launch = DependentLaunch::kIndexEarly};
+      RunAppend(device, MakeAppend<F16, F16>(random, s), early);
+      RunAppend(device, MakeAppend<F32, B16>(random, s), early);
     }
   }
 }

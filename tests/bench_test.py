@@ -47,12 +47,40 @@ class Bench(unittest.TestCase):
         moved = 3 * (96 * (4 + 2) + 2 * 128 * 4 + 12 + 64 * 4)
         self.assertAlmostEqual(rows[0]["gb_per_s"] * 1e3 * rows[0]["median_us"], moved, 3)
 
+    def test_launches(self):
+        shapes = [f"T=2,launch={launch}" for launch in ("off", "wait", "early")]
+        for op in ("append", "rope-update"):
+            rows = self.rows(op, *(word for shape in shapes for word in ("--shape", shape)))
+            self.assertEqual([row["shape"].partition("launch=")[2] for row in rows],
+                             ["off", "wait", "early"])
+            self.assertEqual([row["pdl"] for row in rows], 3 * [False])  # not on the CPU
+
     def test_rope_update(self):
         dtypes = ("fp32", "fp64", "fp16", "bf16")
         shapes = [f"B=2,T=9,L=5,H=3,D=6,rotary_dim=4,dtype={dtype},style={style}"
                   for dtype in dtypes for style in ("half", "interleaved")]  # T > L: they collide
         rows = self.rows("rope-update", *(word for shape in shapes for word in ("--shape", shape)))
         self.assertEqual([row["dtype"] for row in rows][::2], list(dtypes))
+
+    def test_products(self):
+        rows = []
+        for op, shapes in {
+                "mla-compress": ["T=5,layout=out-in,up=packed,dtype=bf16", "T=3,k_dim=6,v_dim=10"],
+                "mla-append": ["T=3,model_dim=96,from=hidden", "T=70,rank=40,rope_dim=6,dtype=fp16"],
+                "mla-expand": ["T=70,heads=3,rank=40,rope_dim=6,nope_dim=10,v_dim=7,dtype=fp32"],
+        }.items():
+            rows += self.rows(op, *(word for shape in shapes for word in ("--shape", shape)))
+        for row in rows:
+            self.assertEqual(list(row), KEYS)
+            self.assertGreater(row["fraction"], 0)
+            if "from=rows" not in row["shape"]:  # the ceiling is what its products take alone
+                self.assertAlmostEqual(row["fraction"] * row["ceiling"] / row["tflop_per_s"], 1, 6)
+        code, _, err = bench("mla-compress", "--shape", "path=fused")
+        self.assertEqual(code, 2)
+        self.assertIn("kFused", err)
+        code, _, err = bench("mla-compress", "--shape", "up=no")
+        self.assertEqual(code, 2)
+        self.assertIn("apart, packed", err)
 
     def test_cold_sets_rotate(self):
         row, = self.rows("append", "--cold", "--shape", "T=1024")
@@ -88,7 +116,8 @@ class Bench(unittest.TestCase):
     def test_messages_name_the_key(self):
         for shape, said in (("in=fp16", "in=fp16"), ("dtype=fp64", "dtype and in"),
                             ("k_dim=7", "k_dim=7"), ("rotary_dim=256", "rotary_dim=256"),
-                            ("W=2", "q_heads"), ("", "is empty")):
+                            ("launch=now", "off, wait, early"), ("W=2", "q_heads"),
+                            ("", "is empty")):
             code, out, err = bench("append", "--shape", shape, "--json", "-")
             self.assertEqual((code, out), (2, ""), shape)
             self.assertIn("--shape", err)
@@ -101,7 +130,7 @@ class Bench(unittest.TestCase):
             self.assertIn("--json", err)
 
     def test_bad_usage(self):
-        for arguments in (["dance"], [], ["mla-append"], ["append", "--shape", "T=0"],
+        for arguments in (["dance"], [], ["swap"], ["append", "--shape", "T=0"],
                           ["append", "--shape", "T=1,T=2"], ["append", "--shape", "W=2"],
                           ["append", "--shape", "k_dim=7"], ["append", "--shape", "dtype=fp12"],
                           ["append", "--cold", "--shape", "T=1"], ["append", "--hot", "--cold"],

@@ -132,6 +132,7 @@ class Rank {
       inputs.v = at + kKv;
       inputs.q = at + 2 * kKv;
       inputs.q_heads = kQHeads;
+      if (layer > 0) inputs.dependent_launch = DependentLaunch::kAfterWait;
       Must(cache_->Append(step, layer, inputs, stream_));
       at += 2 * kKv + kQ;
       GatherParams gather{cache_->View(), *cache_->Layer(layer), kBatch, kTokens, nullptr};

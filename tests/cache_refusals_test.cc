@@ -138,7 +138,6 @@ TEST_CASE("What is valid and not built is unsupported, at Create", "[cache]") {
   const Code no = Code::kUnsupported;
   std::vector<Refusal> refusals = {
       {"order", no, [](CacheConfig& c) { c.order = Order::kHND; }},
-      {"reuse", no, [](CacheConfig& c) { c.reuse = Reuse::kToken; }},
       {"dtype", no, [](CacheConfig& c) { c.dtype = DType::kFP8E4M3; }},
       {"caller_memory", no, [](CacheConfig& c) { c.memory.caller_memory = &c; }},
       {"layout", no, [](CacheConfig& c) { c.layout = Layout::kLayerMajor; }},  // blocks of 8
@@ -190,8 +189,9 @@ TEST_CASE("Calls that are not built answer so and change nothing", "[cache]") {
   float row[2];
   CHECK(c->ReadRows(id, 0, 0, 1, row, row).code() == Code::kUnsupported);  // null backend
   CHECK(c->Snapshot() == before);
-  for (const Feature feature : {Feature::kTransfers, Feature::kReleaseReacquire,
-                                Feature::kTokenReuse, Feature::kCheckSlots}) {
+  CHECK(KVCache::Supports(c->config(), Feature::kTokenReuse).ok());
+  for (const Feature feature :
+       {Feature::kTransfers, Feature::kReleaseReacquire, Feature::kCheckSlots}) {
     CHECK(KVCache::Supports(c->config(), feature).code() == Code::kUnsupported);
   }
   const StepView view = c->View();

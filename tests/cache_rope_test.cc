@@ -66,7 +66,8 @@ std::vector<StepRows> RunStep(KVCache& cache, const std::vector<StepItem>& items
   DeviceVector<float> k(cache.device(), values);
   REQUIRE(cache.Prepare(*step, Stream{}).ok());
   for (int layer = 0; layer < 2; ++layer) {
-    const AppendInputs inputs = {.dtype = DType::kFP32, .k = k.data(), .v = k.data()};
+    AppendInputs inputs = {.dtype = DType::kFP32, .k = k.data(), .v = k.data()};
+    inputs.dependent_launch = DependentLaunch::kAfterWait;  // right behind what writes the slots
     const Status appended = cache.Append(*step, layer, inputs, Stream{});
     INFO(appended.ToString());
     REQUIRE(appended.ok());

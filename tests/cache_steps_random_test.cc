@@ -140,6 +140,7 @@ TEST_CASE("Readers on a late stream see what was planned, in random worlds", "[c
   options.blocks = (options.block_size == 1) ? 60 : (options.block_size == 16) ? 7 : 18;
   options.steps_in_flight = 1 + seed % 3;
   options.rope = seed % 5 != 0;
+  options.reuse = seed / 12 == 1 ? Reuse::kBlock : Reuse::kToken;
   options.style = seed % 2 == 0 ? RopeStyle::kHalf : RopeStyle::kInterleaved;
   if (seed % 4 == 3 && options.latent > 0) options.style = RopeStyle::kInterleavedToHalf;
   options.rotary_dim = seed % 3 == 0 ? 2 : 4;

@@ -29,6 +29,16 @@ add_test(NAME "house: the checks fail where they should"
 add_test(NAME "house: documents"
   COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/docs_test.py ${PROJECT_SOURCE_DIR})
 
+# The machine code of the kernels that have a contract with the kernel before them.
+if(LARIAT_WITH_CUDA)
+  find_program(LARIAT_CUOBJDUMP cuobjdump HINTS ${CUDAToolkit_BIN_DIR})
+  add_test(NAME "house: the kernels' machine code"
+    COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/sass_test.py
+            ${LARIAT_CUOBJDUMP} $<TARGET_FILE:lariat_core>)
+  set_tests_properties("house: the kernels' machine code" PROPERTIES
+    SKIP_REGULAR_EXPRESSION "SKIPPED: ")
+endif()
+
 # The README's own line, with what this build made. (A sanitizer would need its flag on it.)
 if(NOT LARIAT_SANITIZE)
   if(LARIAT_WITH_CUDA)

@@ -27,7 +27,8 @@ struct Outcome {
 // Runs one case. `offset`: elements by which every array is moved off its 256-byte boundary.
 template <class F, class Table>
 Outcome RunCase(Device device, const RopeUpdateCase<F, Table>& c, std::size_t offset,
-                std::vector<typename F::Bits>* out_bits = nullptr) {
+                std::vector<typename F::Bits>* out_bits = nullptr,
+                DependentLaunch launch = DependentLaunch::kOff) {
   using Bits = typename F::Bits;
   const std::int64_t elements = 2 * c.batch * c.cache_len * c.heads * c.head_dim;
   DeviceVector<Bits> k_new(device, c.k_new, offset), v_new(device, c.v_new, offset);
@@ -58,6 +59,7 @@ Outcome RunCase(Device device, const RopeUpdateCase<F, Table>& c, std::size_t of
   params.positions = positions.data();
   params.out = out.data();
   params.fault = fault.data();
+  params.dependent_launch = launch;
   const Status status = RopeUpdate(device, params, Stream{});
   INFO(status.ToString());
   REQUIRE(status.ok());
@@ -65,7 +67,8 @@ Outcome RunCase(Device device, const RopeUpdateCase<F, Table>& c, std::size_t of
   INFO(device.name() << ": " << DTypeName(F::kDType) << " table " << DTypeName(Table::kDType)
                      << " style " << static_cast<int>(c.style) << " B " << c.batch << " T "
                      << c.new_tokens << " L " << c.cache_len << " H " << c.heads << " D "
-                     << c.head_dim << " rotary " << c.rotary_dim << " offset " << offset);
+                     << c.head_dim << " rotary " << c.rotary_dim << " offset " << offset
+                     << " launch " << static_cast<int>(launch));
   const std::vector<Bits> got = out.Read();
   Outcome outcome;
   outcome.worst = testing::CheckElements<F>("out", reference::RopeUpdate(c), got);
@@ -136,8 +139,10 @@ void RandomShapes(unsigned seed) {
       const RopeStyle style = random.OneOf({RopeStyle::kInterleaved, RopeStyle::kHalf});
       const std::size_t offset =
           random.Chance(30) ? static_cast<std::size_t>(random.Between(1, 8)) : 0;
+      const auto launch = random.OneOf(
+          {DependentLaunch::kOff, DependentLaunch::kAfterWait, DependentLaunch::kIndexEarly});
       const auto c = MakeCase<F, Table>(random, shape, style, 5);
-      worst = std::max(worst, RunCase(device, c, offset).worst);
+      worst = std::max(worst, RunCase(device, c, offset, nullptr, launch).worst);
     }
     CHECK(worst >= 0.05L);
     CHECK(worst <= 1.0L);
@@ -285,6 +290,8 @@ TEST_CASE("wrong arguments are refused by name, and nothing is written") {
     refused(Code::kUnsupported, "table_dtype", [](auto& p) { p.table_dtype = DType::kFP16; });
     refused(Code::kUnsupported, "table_dtype", [](auto& p) { p.dtype = DType::kFP64; });
     refused(invalid, "style", [](auto& p) { p.style = static_cast<RopeStyle>(7); });
+    refused(invalid, "dependent_launch = 3",
+            [](auto& p) { p.dependent_launch = static_cast<DependentLaunch>(3); });
     refused(invalid, "batch = -1", [](auto& p) { p.batch = -1; });
     refused(invalid, "new_tokens", [](auto& p) { p.new_tokens = -1; });
     refused(invalid, "cache_len", [](auto& p) { p.cache_len = std::int64_t{1} << 31; });

@@ -82,6 +82,7 @@ struct Answer {
   std::int64_t blocks;  // 0: unlimited
   std::int64_t hits;
   std::int64_t evicted;
+  Reuse reuse = Reuse::kBlock;
 };
 
 TEST_CASE("Hits and evictions of the public traces, one request after another", "[shared]") {
@@ -91,6 +92,9 @@ TEST_CASE("Hits and evictions of the public traces, one request after another", 
       {"synthetic", 64, 0, 39'846'336, 0},
       {"synthetic", 16, 0, 39'850'800, 0},
       {"synthetic", 512, 4000, 15'362'048, 84'702},
+      {"synthetic", 16, 0, 39'852'448, 0, Reuse::kToken},
+      {"synthetic", 64, 0, 39'852'448, 0, Reuse::kToken},
+      {"conversation", 16, 0, 54'098'293, 0, Reuse::kToken},
       {"conversation", 512, 0, 54'063'104, 0},
       {"conversation", 64, 0, 54'093'952, 0},
       {"conversation", 16, 0, 54'097'440, 0},
@@ -103,6 +107,7 @@ TEST_CASE("Hits and evictions of the public traces, one request after another", 
     const Trace trace = Load(answer.trace);
     SimulatorConfig config = MakeConfig(BackendKind::kNull, answer.blocks, answer.block_size);
     config.concurrency = 1;
+    config.reuse = answer.reuse;
     const SimulationResult result = Run(trace, config);
     // A pool that is bounded may differ in how a block that is computed again enters the LRU order.
     const double allowed = answer.blocks == 0 ? 0 : 0.001;

@@ -59,6 +59,7 @@ void CheckCases(BackendKind backend, bool mla = false) {
     std::int64_t blocks;
     int block_size;
     DType dtype;
+    Reuse reuse = Reuse::kBlock;
   };
   const std::vector<Case> cases = {
       {"small trace, evictions", SmallTrace(), 82, 16, DType::kBF16},
@@ -71,11 +72,21 @@ void CheckCases(BackendKind backend, bool mla = false) {
                     "{\"arrival_ms\": 0, \"prompt\": [1,2,3,4,5], \"output\": [7,8,9,10,11,12]}\n"
                     "{\"arrival_ms\": 0, \"prompt\": [1,2,3,4,5,7,8,9], \"output\": [10,11,12]}\n"),
        9, 2, DType::kBF16},
+      {"prompts that part inside a block",
+       test::Tokens("{\"arrival_ms\": 0, \"prompt\": [1,2,3,4,5,6,7], \"output_length\": 12}\n"
+                    "{\"arrival_ms\": 9e5, \"prompt\": [1,2,3,4,5,6,9,9], \"output_length\": 2}\n"
+                    "{\"arrival_ms\": 9e6, \"prompt\": [1,2,3,4,5,6,7], \"output_length\": 5}\n"
+                    "{\"arrival_ms\": 9e6, \"prompt\": [1,2,8,8,8], \"output_length\": 9}\n"),
+       20, 4, DType::kBF16, Reuse::kToken},
+      {"small trace, hits of single tokens", SmallTrace(), 82, 16, DType::kBF16, Reuse::kToken},
+      {"preemptions, hits of single tokens", Workload("in=64,out=160,n=10,prefix=37"), 60, 16,
+       DType::kBF16, Reuse::kToken},
   };
   for (const Case& c : cases) {
     INFO(c.name);
     SimulatorConfig config = ConfigOf(mla, backend, c.blocks, c.block_size);
     config.dtype = c.dtype;
+    config.reuse = c.reuse;
     config.prefill_chunk = 300;
     config.check = true;
     config.seed = 3;
@@ -137,7 +148,14 @@ TEST_CASE("On CUDA too every row is right, and a broken write is seen", "[check]
   }
 }
 
-TEST_CASE("The cases above evict and preempt", "[check]") {
+TEST_CASE("The cases above evict, preempt and hit inside blocks", "[check]") {
+  const Trace parting = test::Tokens(
+      "{\"arrival_ms\": 0, \"prompt\": [1,2,3,4,5,6,7], \"output_length\": 1}\n"
+      "{\"arrival_ms\": 9e5, \"prompt\": [1,2,3,4,5,6,9,9], \"output_length\": 2}\n");
+  SimulatorConfig by_token = MakeConfig(BackendKind::kNull, 20, 4);
+  by_token.reuse = Reuse::kToken;
+  CHECK(Run(parting, by_token).session.hit_tokens == 6);
+  CHECK(Run(parting, by_token).cache.copied_blocks == 1);
   CHECK(Run(SmallTrace(), MakeConfig(BackendKind::kNull, 82)).cache.evicted_blocks > 0);
   const SimulationResult tight =
       Run(Workload("in=64,out=160,n=10,prefix=32"), MakeConfig(BackendKind::kNull, 60));

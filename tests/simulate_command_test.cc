@@ -51,9 +51,9 @@ TEST_CASE("The document has every key", "[command]") {
   using Names = std::vector<std::string>;
   const ordered_json doc =
       Json(kSmall + kModel + " --backend null --sequential --unlimited --max-length none");
-  CHECK(Keys(doc) == Names{"backend", "model", "device", "trace", "served", "prefix", "blocks",
-                           "steps", "tokens_appended", "recomputed_tokens", "bytes", "time", "load",
-                           "throughput", "latency_ms", "check"});
+  CHECK(Keys(doc) == Names{"backend", "model", "device", "trace", "served", "prefix", "speculation",
+                           "beams", "blocks", "steps", "tokens_appended", "recomputed_tokens",
+                           "bytes", "time", "load", "throughput", "latency_ms", "check"});
   CHECK(doc["backend"] == "null");
   CHECK(doc["model"] == "smollm2-135m");
   CHECK(doc["device"] == "h200");
@@ -66,6 +66,8 @@ TEST_CASE("The document has every key", "[command]") {
   CHECK(doc["prefix"]["hit_tokens"] == 2720);
   CHECK(doc["prefix"]["lookup_tokens"] == 5348);
   CHECK(doc["prefix"]["hit_rate"].get<double>() == 2720.0 / 5348.0);
+  CHECK(doc["speculation"].is_null());
+  CHECK(doc["beams"].is_null());
   CHECK(doc["blocks"].dump() ==
         R"({"size":16,"total":null,"peak_used":82,"evicted":0,"bytes_each":368640})");
   CHECK(doc["steps"] == 17);
@@ -119,6 +121,40 @@ TEST_CASE("A model of latents: null and the CPU agree, in blocks of 64 unless to
   CHECK(whole["prefix"]["hit_tokens"] == 2624);
   CHECK(whole["blocks"]["bytes_each"] == 64 * 70272);
   CHECK(whole["bytes"]["appended"] == (5359 - 2624) * 70272);
+}
+
+TEST_CASE("Speculation and beams: null, the CPU and a second run agree", "[command]") {
+  for (const std::string flag : {" --speculate 4:0.6", " --beams 2"}) {
+    const ordered_json null = Json(kTight + " --backend null" + flag);
+    const ordered_json cpu = Json(kTight + " --backend cpu --check" + flag);
+    CHECK(cpu["check"]["mismatches"] == 0);
+    CHECK(null["served"]["preemptions"] > 0);
+    CHECK(Comparable(null).dump() == Comparable(cpu).dump());
+    CHECK(Comparable(null).dump() == Comparable(Json(kTight + " --backend null" + flag)).dump());
+    CHECK(Comparable(null).dump() !=
+          Comparable(Json(kTight + " --backend null --seed 1" + flag)).dump());
+  }
+  const ordered_json drafts = Json(kTight + " --backend null --speculate 4:0.6");
+  CHECK(Keys(drafts["speculation"]) == std::vector<std::string>{"drafted", "accepted"});
+  CHECK(drafts["speculation"]["accepted"] > 0);
+  CHECK(drafts["speculation"]["accepted"] < drafts["speculation"]["drafted"]);
+  CHECK(drafts["beams"].is_null());
+  const ordered_json beams = Json(kTight + " --backend null --beams 2");
+  CHECK(Keys(beams["beams"]) == std::vector<std::string>{"width", "forks", "copied_blocks"});
+  CHECK(beams["beams"]["width"] == 2);
+  CHECK(beams["beams"]["forks"] > 10);
+  CHECK(beams["speculation"].is_null());
+  CHECK(Json(kTight + " --backend null --beams 1")["beams"].is_null());
+  const std::string text =
+      RunLariat("simulate " + kTight + " --backend null --speculate 4:0.6").out;
+  CHECK(text.find("drafts ") != std::string::npos);
+  CHECK(RunLariat("simulate " + kTight + " --backend null --beams 2").out.find("beams ") !=
+        std::string::npos);
+  for (const std::string flag : {" --speculate 4:0.6", " --beams 2"}) {
+    CHECK(RunLariat("simulate " + kTight + " --backend cpu --check --inject-fault stale --at 9" +
+                    flag)
+              .exit_code == 1);
+  }
 }
 
 TEST_CASE("A trace without token identity has no prefix", "[command]") {
@@ -262,8 +298,8 @@ TEST_CASE("Bad usage is exit 2, says what, and leaves stdout empty", "[command]"
 
 TEST_CASE("What is not built says so by name", "[command]") {
   for (const char* arguments :
-       {"--host-memory 8GiB", "--preempt swap", "--preempt auto", "--reuse token", "--gpus 2",
-        "--weights-dtype fp8", "--memory auto", "--report r.html", "--dtype fp8_e4m3"}) {
+       {"--host-memory 8GiB", "--preempt swap", "--preempt auto", "--gpus 2", "--weights-dtype fp8",
+        "--memory auto", "--report r.html", "--dtype fp8_e4m3"}) {
     INFO(arguments);
     const CommandResult result =
         RunLariat(std::string("simulate --workload in=20,out=3,n=2 --backend null ") + arguments);
@@ -332,7 +368,7 @@ TEST_CASE("Help and version are exit 0", "[command]") {
                            "--reuse",        "--max-batch",   "--prefill-chunk", "--max-length",
                            "--seed",         "--check",       "--inject-fault",  "--at",
                            "--requests-out", "--json",        "--backend",       "--strict",
-                           "--follow-turns"}) {
+                           "--follow-turns", "--speculate",   "--beams"}) {
     INFO(flag);
     CHECK(help.out.find(flag) != std::string::npos);
   }

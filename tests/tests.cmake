@@ -14,16 +14,20 @@ lariat_test(cache_random_test SOURCES cache_random_test.cc support/random_calls.
 lariat_test(cache_steps_test SOURCES cache_steps_test.cc cache_steps_random_test.cc
             support/row_world.cc support/row_world_calls.cc)
 lariat_test(cache_cases_test SOURCES cache_cases_test.cc cache_cases_alloc_test.cc)
+lariat_test(cache_token_reuse_test SOURCES cache_token_reuse_test.cc)
 lariat_test(cost_model_test SOURCES cost_model_test.cc SESSION)
 lariat_test(synthetic_kv_test SOURCES synthetic_kv_test.cc synthetic_latents_test.cc SESSION)
 lariat_test(float16_test SOURCES float16_test.cc)
 lariat_test(rope_update_test SOURCES rope_update_test.cc)
-lariat_test(session_test SOURCES session_test.cc session_api_test.cc SESSION)
+lariat_test(dependent_launch_test SOURCES dependent_launch_test.cc)
+lariat_test(session_test SOURCES session_test.cc session_api_test.cc session_beams_test.cc
+            session_drafts_test.cc SESSION)
 lariat_test(cache_random_slow_test SOURCES cache_random_test.cc support/random_calls.cc
             reference/cache_model.cc reference/cache_model_steps.cc LABEL slow TIMEOUT 1200)
 target_compile_definitions(cache_random_slow_test PRIVATE LARIAT_RANDOM_OPERATIONS=1000000)
 lariat_test(simulate_test SOURCES simulate_test.cc simulate_check_test.cc simulate_mla_test.cc
             simulate_turns_test.cc SESSION)
+lariat_test(simulate_rollback_test SOURCES simulate_rollback_test.cc SESSION)
 lariat_test(shared_trace_test SOURCES shared_trace_test.cc SESSION TIMEOUT 600)
 if(TARGET lariat_tool)
   lariat_test(simulate_command_test SOURCES simulate_command_test.cc SESSION)

@@ -25,6 +25,7 @@ class AppendWorkload : public Workload {
 
   std::string op() const override { return "append"; }
   DType dtype() const override { return dtype_; }
+  bool pdl() const override { return launch_.value != 0; }
   std::int64_t bytes() const override {
     const std::int64_t stored = tokens_ * kv_heads_ * (k_dim_ + v_dim_);
     const std::int64_t turned = tokens_ * q_heads_ * k_dim_;
@@ -52,6 +53,7 @@ class AppendWorkload : public Workload {
             {"block", &block_size_, 1, 1 << 20},
             {"style", &style_},
             {"in", &in_dtype_},
+            {"launch", &launch_},
             {"dtype", &dtype_}};
   }
   double set_size() const override { return static_cast<double>(bytes()); }
@@ -93,6 +95,7 @@ class AppendWorkload : public Workload {
   std::int64_t rotary_dim_ = -1, block_size_ = 16;
   RopeStyle style_ = RopeStyle::kHalf;
   DType in_dtype_ = kAsStored, dtype_ = DType::kBF16;
+  Choice launch_ = LaunchChoice();
 
   std::optional<Device> device_;
   std::int64_t blocks_ = 0;
@@ -213,6 +216,7 @@ AppendRopeParams AppendWorkload::Params(std::int64_t set) const {
   params.k_cache_head_stride = k_dim_;
   params.v_cache_head_stride = v_dim_;
   params.fault = static_cast<FaultRecord*>(fault_.data());
+  params.dependent_launch = static_cast<DependentLaunch>(launch_.value);
   return params;
 }
 

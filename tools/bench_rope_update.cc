@@ -19,6 +19,7 @@ class RopeUpdateWorkload : public Workload {
 
   std::string op() const override { return "rope-update"; }
   DType dtype() const override { return dtype_; }
+  bool pdl() const override { return launch_.value != 0; }
   // Every row of the output is written, and read from the cache or from the new rows.
   std::int64_t bytes() const override {
     const std::int64_t positions = std::min(batch_ * tokens_, length_);
@@ -38,7 +39,8 @@ class RopeUpdateWorkload : public Workload {
     return {{"B", &batch_, 1, 1 << 16},  {"T", &tokens_, 0, 1 << 20},
             {"L", &length_, 1, 1 << 24}, {"H", &heads_, 1, 1024},
             {"D", &dim_, 2, 512},        {"rotary_dim", &rotary_dim_, 0, 512},
-            {"style", &style_},          {"dtype", &dtype_}};
+            {"style", &style_},          {"launch", &launch_},
+            {"dtype", &dtype_}};
   }
   double set_size() const override {
     return 4.0 * static_cast<double>(batch_ * std::max(length_, tokens_)) *
@@ -65,6 +67,7 @@ class RopeUpdateWorkload : public Workload {
   std::int64_t batch_ = 2, tokens_ = 8, length_ = 128, heads_ = 4, dim_ = 32, rotary_dim_ = -1;
   RopeStyle style_ = RopeStyle::kInterleaved;
   DType dtype_ = DType::kFP32;
+  Choice launch_ = LaunchChoice();
 
   std::optional<Device> device_;
   std::vector<std::int32_t> positions_;  // [batch, tokens], the same in every set
@@ -155,6 +158,7 @@ RopeUpdateParams RopeUpdateWorkload::Params(std::int64_t set) const {
   params.positions = static_cast<const std::int32_t*>(positions_array_.data());
   params.out = at(out_, 2 * batch_ * length_ * Row());
   params.fault = static_cast<FaultRecord*>(fault_.data());
+  params.dependent_launch = static_cast<DependentLaunch>(launch_.value);
   return params;
 }
 

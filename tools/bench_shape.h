@@ -18,6 +18,9 @@ struct Choice {
   int value = 0;
 };
 
+// The key "launch" of operations that have dependent launches; its value is the DependentLaunch.
+inline Choice LaunchChoice() { return {{"off", "wait", "early"}}; }
+
 // One key of a --shape text and the variable behind it. Numbers may be min..max.
 struct ShapeField {
   std::string_view key;

@@ -48,6 +48,8 @@ class Workload {
   // Of one launch: bytes that must move, and floating-point operations.
   virtual std::int64_t bytes() const = 0;
   virtual std::int64_t flops() const = 0;
+  // Whether the launches are dependent ones.
+  virtual bool pdl() const { return false; }
   // The products that it holds. Where there are some, the ceiling is what they take alone, by the
   // best of the algorithms that the machine's library proposes.
   virtual std::vector<Product> products() const { return {}; }

@@ -242,7 +242,7 @@ void Bench::ReportRuns(const std::vector<Run>& runs) {
     BenchRow& row = rows_[std::stoul(run.run_name.function_name)];
     if (run.run_type == Run::RT_Aggregate && run.aggregate_name == "median" && row.status.ok()) {
       row.median_s = run.GetAdjustedRealTime() / 1e9;
-      if (row.clock) row.products_s = Median(row.product_samples);
+      if (!row.product_samples.empty()) row.products_s = Median(row.product_samples);
       if (table_) PrintRow(row);
     }
   }
@@ -283,7 +283,7 @@ std::string Bench::Json() const {
          {"dtype", DTypeName(row.workload->dtype())},
          {"backend", BackendName(device_.kind())},
          {"hot", row.hot},
-         {"pdl", false},
+         {"pdl", row.workload->pdl() && device_.kind() == BackendKind::kCuda},
          {"median_us", row.median_s * 1e6},
          {"gb_per_s", GbPerS(row)},
          {"tflop_per_s", static_cast<double>(row.workload->flops()) / row.median_s / 1e12},

@@ -66,6 +66,7 @@ Status ByFlag(const Status& status, const SimulateOptions& options) {
       {"block_size", "--block-size"},
       {"max_sequences", "--max-batch, plus 1:"},
       {"max_tokens_per_step", "--prefill-chunk"},
+      {"beams", "--beams"},
       {"layers[", "--model: layers["},
       {"ropes[", "--model: ropes["},
       {"model: ", "--model: "}};

@@ -125,7 +125,7 @@ void DefineCache(CLI::App& command, SimulateOptions& o) {
       ->excludes(memory)
       ->excludes(blocks);
   command.add_option("--reuse", o.reuse, "What a prefix hit is made of")
-      ->check(Choice({"block"}, {"token"}))
+      ->check(Choice({"block", "token"}))
       ->group(group)
       ->capture_default_str();
   command.add_option("--policy", o.policy, "Which cached block goes first")
@@ -153,6 +153,18 @@ void DefineSession(CLI::App& command, SimulateOptions& o) {
       ->check(Choice({"recompute"}, {"swap", "auto"}))
       ->group(group)
       ->capture_default_str();
+  auto* speculate =
+      command
+          .add_option("--speculate", o.speculate,
+                      "K drafts a decode step, each accepted with probability P, as in 4:0.7")
+          ->check(NotEmpty())
+          ->type_name("K:P")
+          ->group(group);
+  command
+      .add_option("--beams", o.beams, "Sequences that each request forks into behind its prompt")
+      ->check(CLI::Range(1, 64))
+      ->group(group)
+      ->excludes(speculate);
 }
 
 void DefineResults(CLI::App& command, SimulateOptions& o) {
@@ -193,6 +205,30 @@ Result<std::int64_t> ParseMaxLength(const std::string& text, const ModelConfig& 
     return InvalidArgument("--max-length = " + text + "; allowed: a number >= 1, model, none");
   }
   return value;
+}
+
+struct Speculation {
+  int drafts = 0;
+  double acceptance = 0;
+};
+
+// "K:P". Empty: no speculation.
+Result<Speculation> ParseSpeculate(const std::string& text) {
+  Speculation parsed;
+  if (text.empty()) return parsed;
+  const char* const end = text.data() + text.size();
+  const auto drafts = std::from_chars(text.data(), end, parsed.drafts);
+  bool good = drafts.ec == std::errc() && drafts.ptr != end && *drafts.ptr == ':';
+  if (good) {
+    const auto acceptance = std::from_chars(drafts.ptr + 1, end, parsed.acceptance);
+    good = acceptance.ec == std::errc() && acceptance.ptr == end;
+  }
+  good = good && parsed.drafts >= 1 && parsed.drafts <= 64 && parsed.acceptance >= 0 &&
+         parsed.acceptance <= 1;
+  if (good) return parsed;
+  return InvalidArgument("--speculate = " + text +
+                         "; allowed: K:P, drafts of a step in 1..64 and the probability in 0..1 "
+                         "that one is accepted, as in 4:0.7");
 }
 
 Result<MemoryConfig> ParseMemory(const SimulateOptions& options, BackendKind backend) {
@@ -292,6 +328,8 @@ Result<SimulateInputs> LoadSimulateInputs(const SimulateOptions& options) {
   }
   const Result<std::int64_t> max_length = ParseMaxLength(options.max_length, *model);
   if (!max_length.ok()) return max_length.status();
+  const Result<Speculation> speculation = ParseSpeculate(options.speculate);
+  if (!speculation.ok()) return speculation.status();
   const Result<MemoryConfig> memory = ParseMemory(options, *backend);
   if (!memory.ok()) return memory.status();
   Result<Trace> trace = LoadTrace(options);
@@ -306,9 +344,13 @@ Result<SimulateInputs> LoadSimulateInputs(const SimulateOptions& options) {
   config.device = *std::move(device);
   config.backend = *backend;
   config.memory = *memory;
+  config.reuse = options.reuse == "token" ? Reuse::kToken : Reuse::kBlock;
   config.max_batch = options.max_batch;
   config.prefill_chunk = options.prefill_chunk;
   config.max_length = *max_length;
+  config.draft_tokens = speculation->drafts;
+  config.acceptance = speculation->acceptance;
+  config.beams = std::max(1, options.beams);
   config.concurrency = options.sequential ? 1 : options.concurrency;
   config.follow_turns = options.follow_turns;
   config.seed = options.seed;

@@ -45,6 +45,8 @@ struct SimulateOptions {
   int max_batch = 256;
   std::int64_t prefill_chunk = 2048;
   std::string max_length = "model";  // a number, "model" or "none"
+  std::string speculate;             // "K:P"; empty: none
+  int beams = 0;                     // 0: one, and nothing is said of it
 
   // --- data and checks ---
   std::uint64_t seed = 0;

@@ -108,6 +108,15 @@ std::string SimulationJson(const Trace& trace, const SimulatorConfig& config,
     doc["prefix"] = {
         {"hit_tokens", s.hit_tokens}, {"lookup_tokens", s.lookup_tokens}, {"hit_rate", HitRate(s)}};
   }
+  doc["speculation"] = nullptr;
+  if (config.draft_tokens > 0) {
+    doc["speculation"] = {{"drafted", s.drafted_tokens}, {"accepted", s.accepted_tokens}};
+  }
+  doc["beams"] = nullptr;
+  if (config.beams > 1) {
+    doc["beams"] = {
+        {"width", config.beams}, {"forks", s.forks}, {"copied_blocks", result.cache.copied_blocks}};
+  }
   doc["blocks"] = {
       {"size", config.block_size},
       {"total", config.memory.unlimited ? Json(nullptr) : Json(result.cache.total_blocks)},
@@ -165,6 +174,14 @@ std::string SimulationText(const Trace& trace, const SimulatorConfig& config,
                    Count(s.hit_tokens), Count(s.lookup_tokens), 100 * HitRate(s));
   } else {
     fmt::format_to(out, "prefix      unknown: the trace does not say which tokens are equal\n");
+  }
+  if (config.draft_tokens > 0) {
+    fmt::format_to(out, "drafts      {} of {} accepted\n", Count(s.accepted_tokens),
+                   Count(s.drafted_tokens));
+  }
+  if (config.beams > 1) {
+    fmt::format_to(out, "beams       {} of each request: {} forks, {} blocks copied\n",
+                   config.beams, Count(s.forks), Count(result.cache.copied_blocks));
   }
   fmt::format_to(
       out, "appended    {} tokens ({} computed again), {}\n", Count(s.tokens_appended),

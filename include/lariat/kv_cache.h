@@ -7,97 +7,15 @@
 #include <string_view>
 #include <vector>
 
+#include "lariat/cache_config.h"
 #include "lariat/device.h"
+#include "lariat/layer_inputs.h"
 #include "lariat/ops.h"
 #include "lariat/rope.h"
 #include "lariat/status.h"
 #include "lariat/types.h"
 
 namespace lariat {
-
-// --- Configuration --------------------------------------------------------------------------
-
-enum class LayerKind : std::uint8_t { kFull, kSliding, kChunked, kMla, kLinear };
-
-// What one layer stores per token. Layers of one kind form a group with one block table; they may
-// differ in heads and widths. kMla and another kind in one cache, kSliding, kChunked and kLinear
-// are kUnsupported for now.
-struct LayerSpec {
-  LayerKind kind = LayerKind::kFull;
-  int kv_heads = 0;  // of the whole model, before `shard`; >= 1; kMla: 1
-  // Elements of a key head: even, 2..512; kMla: kv_lora_rank + qk_rope_head_dim, 1..131072.
-  int k_dim = 0;
-  int v_dim = 0;   // elements of a value head: even, 2..512; kMla: 0
-  int rope = -1;   // index into CacheConfig::ropes; -1: keys are stored as they come
-  int window = 0;  // tokens: of kSliding its window, of kChunked its chunk; 0 otherwise
-
-  friend bool operator==(const LayerSpec&, const LayerSpec&) = default;
-};
-
-// Which tensor-parallel rank this cache serves. A rank stores kv_heads / size heads; where size is
-// the larger, heads are replicated: rank r stores head r * kv_heads / size. One must divide the
-// other. MLA's rows are whole on every rank.
-struct Shard {
-  int rank = 0;
-  int size = 1;
-};
-
-// How much memory the pool takes: exactly one of the three.
-struct MemoryConfig {
-  std::int64_t num_blocks = 0;    // blocks of every layer
-  std::int64_t bytes = 0;         // as many whole blocks as fit
-  bool unlimited = false;         // grows for ever; null backend only
-  void* caller_memory = nullptr;  // kUnsupported for now
-};
-
-// Order of a pool's planes. kBlockMajor is [block][layer][K|V][row][head][element]: a block is one
-// run of bytes. kLayerMajor is [layer][K|V][block][row][head][element] and is built for the
-// contiguous case alone: block_size >= max_tokens_per_sequence, one block per sequence.
-enum class Layout : std::uint8_t { kBlockMajor, kLayerMajor };
-
-// Order inside a plane: rows of heads, or heads of rows (kUnsupported for now).
-enum class Order : std::uint8_t { kNHD, kHND };
-
-// What a prefix hit may consist of: nothing, whole blocks, or single tokens (kUnsupported for now).
-enum class Reuse : std::uint8_t { kNone, kBlock, kToken };
-
-struct CacheConfig {
-  // --- what is stored ---
-  std::vector<LayerSpec> layers;
-  std::vector<RopeSpec> ropes;
-  DType dtype = DType::kBF16;  // fp32, fp16, bf16
-  float k_scale = 1.0F;        // fp8 only
-  float v_scale = 1.0F;        // fp8 only
-  Shard shard;
-
-  // --- how much, and where ---
-  BackendKind backend = BackendKind::kAuto;
-  int device_ordinal = 0;
-  MemoryConfig memory;
-  int block_size = 16;  // tokens per block, >= 1; readers of MLA's rows want 64
-  Layout layout = Layout::kBlockMajor;
-  Order order = Order::kNHD;
-
-  // --- how it is used ---
-  Reuse reuse = Reuse::kBlock;
-  int max_steps_in_flight = 2;               // 1..16
-  int max_sequences = 256;                   // open at once, >= 1
-  std::int64_t max_tokens_per_sequence = 0;  // required; sizes RoPE and block tables
-  std::int64_t max_tokens_per_step = 8192;   // rows of one step, padding included
-};
-
-// What a configuration would take, in bytes.
-struct MemoryFootprint {
-  std::int64_t bytes_per_token = 0;  // all layers, K and V, this rank
-  std::int64_t bytes_per_block = 0;  // block_size tokens
-  std::int64_t num_blocks = 0;       // 0 when unlimited
-  std::int64_t pool_bytes = 0;
-  std::int64_t rope_table_bytes = 0;
-  std::int64_t step_array_bytes = 0;   // device arrays of StepView and what feeds them
-  std::int64_t pinned_host_bytes = 0;  // staging ring and fault records
-};
-
-enum class Feature : std::uint8_t { kTransfers, kReleaseReacquire, kTokenReuse, kCheckSlots };
 
 // --- Sequences ------------------------------------------------------------------------------
 
@@ -114,8 +32,8 @@ struct OpenOptions {
 
 struct PrefixMatch {
   std::int64_t tokens = 0;       // a first Plan would find this many cached on the device
-  std::int64_t blocks = 0;       // in this many blocks
-  std::int64_t idle_blocks = 0;  // of which nobody holds these now
+  std::int64_t blocks = 0;       // whole blocks of them; what is beyond would be copied (kToken)
+  std::int64_t idle_blocks = 0;  // of those blocks, the ones that nobody holds now
 };
 
 struct Extent {
@@ -217,83 +135,6 @@ class Step {
   friend class KVCache;
   void* impl_ = nullptr;
   std::uint64_t id_ = 0;
-};
-
-// Inputs of one layer's append, device memory. Row t is the step's row t; padded_tokens() rows are
-// read where the captured shape is padded (their contents do not matter).
-struct AppendInputs {
-  DType dtype = DType::kBF16;  // of k, v and q: the cache's, or fp32
-  const void* k = nullptr;     // [T, kv_heads, k_dim], this rank's heads
-  const void* v = nullptr;     // [T, kv_heads, v_dim]
-  void* q = nullptr;           // [T, q_heads, k_dim], turned in place; null: none
-  int q_heads = 0;
-  // Elements; 0: contiguous.
-  std::int64_t k_token_stride = 0, k_head_stride = 0;
-  std::int64_t v_token_stride = 0, v_head_stride = 0;
-  std::int64_t q_token_stride = 0, q_head_stride = 0;
-};
-
-// Inputs of one MLA layer's append, device memory; the fields are those of MlaAppendParams (ops.h).
-// Rows as AppendInputs.
-struct MlaAppendInputs {
-  DType dtype = DType::kBF16;  // of all inputs: the cache's, or fp32
-  int kv_lora_rank = 0;        // elements of the latent; the rest of LayerSpec::k_dim is k_pe
-  // Either hidden and the down-projection ...
-  const void* hidden = nullptr;  // [T, model_dim]
-  std::int64_t hidden_stride = 0;
-  int model_dim = 0;
-  WeightLayout layout = WeightLayout::kOutIn;
-  const void* w_down = nullptr;  // kOutIn: [k_dim, model_dim]
-  std::int64_t w_down_stride = 0;
-  bool allow_tf32 = false;
-  // ... or its result.
-  const void* c_kv = nullptr;  // [T, kv_lora_rank]
-  const void* k_pe = nullptr;  // [T, k_dim - kv_lora_rank]
-  std::int64_t c_kv_stride = 0, k_pe_stride = 0;
-  const void* norm_weight = nullptr;  // [kv_lora_rank]; null: the latent is stored as it comes
-  float eps = 1e-6F;
-};
-
-// What MlaExpand makes of one MLA layer's rows; the fields are those of MlaExpandParams (ops.h).
-// Range r is of the step's sequence r, in the order of its items.
-struct MlaExpandInputs {
-  int kv_lora_rank = 0;
-  int heads = 0;  // this rank's
-  int nope_dim = 0;
-  int v_dim = 0;
-  WeightLayout layout = WeightLayout::kOutIn;
-  const void* w_kv_b = nullptr;  // kOutIn: [heads * (nope_dim + v_dim), kv_lora_rank]
-  std::int64_t w_kv_b_stride = 0;
-  bool allow_tf32 = false;
-  std::int64_t num_tokens = 0;              // rows of k and v
-  const std::int32_t* cu_tokens = nullptr;  // [padded_sequences() + 1], ascending from 0
-  const std::int32_t* starts = nullptr;     // [padded_sequences()]; null: all 0
-  void* k = nullptr;                        // [num_tokens, heads, nope_dim + rope dim]
-  void* v = nullptr;                        // [num_tokens, heads, v_dim]
-  std::int64_t k_token_stride = 0, v_token_stride = 0;
-};
-
-// Inputs of MlaCompress into one full-attention layer; the fields are those of MlaCompressParams
-// (ops.h), q those of AppendInputs.
-struct MlaCompressInputs {
-  DType dtype = DType::kBF16;  // of all inputs: the cache's, or fp32
-  int model_dim = 0;
-  int rank = 0;
-  WeightLayout layout = WeightLayout::kInOut;
-  MlaPath path = MlaPath::kAuto;
-  bool allow_tf32 = false;
-  const void* hidden = nullptr;  // [T, model_dim]
-  std::int64_t hidden_stride = 0;
-  const void* w_down = nullptr;  // kInOut: [model_dim, rank]
-  std::int64_t w_down_stride = 0;
-  const void* w_up_k = nullptr;  // kInOut: [rank, kv_heads * k_dim], this rank's heads
-  const void* w_up_v = nullptr;  // kInOut: [rank, kv_heads * v_dim]
-  std::int64_t w_up_k_stride = 0, w_up_v_stride = 0;
-  void* latent = nullptr;  // [T, rank], written; null: not wanted
-  std::int64_t latent_stride = 0;
-  void* q = nullptr;  // [T, q_heads, k_dim], turned in place; null: none
-  int q_heads = 0;
-  std::int64_t q_token_stride = 0, q_head_stride = 0;
 };
 
 // Arrays of the most recently prepared step, device memory at addresses that never change. They

@@ -37,6 +37,24 @@ struct FaultRecord {
   std::int64_t value = 0;
 };
 
+// Programmatic dependent launch: whether an operation's kernel may start while the kernel before it
+// in the stream is still at work. Results are the same bits whichever it is, as long as the promise
+// is kept. On devices before sm_90 and off CUDA it is kOff.
+//   kOff: the kernel starts when the one before it has ended.
+//   kAfterWait: it starts early, and touches no memory before all work that came before it in the
+//     stream has ended and can be seen. Safe everywhere (where kernels of others that are dependent
+//     launches wait too before they end, as those of this library do).
+//   kIndexEarly: it starts early, and loads its indices and tables at once: slots, positions,
+//     table_choice, cos and sin. Everything else waits as in kAfterWait. The caller promises that
+//     no kernel that may still be running writes those. Such are the kernel before it in the stream
+//     and, where that one is a dependent launch itself (of any library), the kernel before that one
+//     too, and so on back to the first that is none. The arrays of a step are written by its
+//     Prepare: the promise holds for an append where a kernel that is no dependent launch lies in
+//     between.
+// An operation lets the kernel behind it start early as well; what that one does with it is its own
+// launch's choice.
+enum class DependentLaunch : std::uint8_t { kOff, kAfterWait, kIndexEarly };
+
 // RopeUpdate: a contiguous cache, copied with new rows put in.
 //   out[0, b, l, h, :] = cache_k[b, l, h, :], and out[1, ...] = cache_v[...], but for each (b, t)
 //   in order of t, row l = positions[b, t] is the rotated k_new[b, t] and the raw v_new[b, t]. Of
@@ -62,6 +80,7 @@ struct RopeUpdateParams {
   const std::int32_t* positions = nullptr;  // [B, T]
   void* out = nullptr;                      // [2, B, L, H, D]
   FaultRecord* fault = nullptr;             // device-visible; may be null
+  DependentLaunch dependent_launch = DependentLaunch::kOff;
 };
 
 // Errors: kInvalidArgument (a field out of range, a missing or misaligned pointer, out overlapping
@@ -126,6 +145,8 @@ struct AppendRopeParams {
 
   bool check_slots = false;              // true: kUnsupported
   float k_scale = 1.0F, v_scale = 1.0F;  // fp8 only
+  // With mrope or kInterleavedToHalf kOff, whatever is asked.
+  DependentLaunch dependent_launch = DependentLaunch::kOff;
 };
 
 // Errors: as RopeUpdate (kInvalidArgument also for q_out overlapping q).
@@ -240,7 +261,9 @@ struct MlaAppendParams {
   std::int64_t c_kv_stride = 0, k_pe_stride = 0;  // elements from token to token
 
   const void* norm_weight = nullptr;  // [rank]; null: c_kv is stored as it comes
-  float eps = 1e-6F;                  // >= 0
+  // >= 0. Of this norm it is 1e-6 in DeepSeek's models, whatever the config's rms_norm_eps
+  // (ModelConfig::mla.norm_eps).
+  float eps = 1e-6F;
 
   const std::int64_t* slots = nullptr;      // [T]
   const std::int32_t* positions = nullptr;  // [T]
@@ -325,13 +348,14 @@ struct AbsorbedProjections {
 };
 
 // Views; nothing is copied or read. dtype, heads, rank, nope_dim, v_dim, layout, w_kv_b and its
-// stride are used. Errors: kInvalidArgument.
+// stride are used. Errors: kInvalidArgument, kUnsupported (dtype).
 Result<AbsorbedProjections> AbsorbViews(const MlaExpandParams& params);
 
 // Gets the device ready for calls like this one with up to params.num_tokens tokens on `stream`:
 // chooses the algorithms of each bucket of T and makes the workspace. Widths, types, layouts and
-// strides are read, and the alignment of pointers that are not null. May allocate and block the
-// host; not to be captured.
+// strides are read, and the alignment of pointers that are not null; a null pointer counts as
+// aligned. A MlaAppend is one from hidden where hidden is set or model_dim is not 0. May allocate
+// and block the host, which then tries algorithms on matrices of its own; not to be captured.
 // Errors: as the call itself.
 Status Warmup(Device& device, const MlaCompressParams& params, Stream stream);
 Status Warmup(Device& device, const MlaAppendParams& params, Stream stream);

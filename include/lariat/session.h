@@ -11,9 +11,9 @@
 #include "lariat/status.h"
 #include "lariat/types.h"
 
-// Continuous batching over one KVCache: a queue, admission, chunked prefill, decode, preemption by
-// recomputation. Part of lariat::session. It uses the public cache API alone, so a server may link
-// it as its scheduler, or read it as an example of one.
+// Continuous batching over one KVCache: a queue, admission, chunked prefill, decode, speculation,
+// beams, preemption by recomputation. Part of lariat::session. It uses the public cache API alone,
+// so a server may link it as its scheduler, or read it as an example of one.
 
 namespace lariat {
 
@@ -26,6 +26,7 @@ enum class RequestId : std::uint64_t { kNone = 0 };
 struct ExecutorItem {
   RequestId request = RequestId::kNone;
   std::uint64_t tag = 0;  // Request::tag
+  int beam = 0;           // which of the request's sequences, 0..Request::beams - 1
   SequenceId sequence = SequenceId::kNone;
   std::int64_t first_row = 0;  // of the step
   std::int64_t start = 0;      // the first row's index in the sequence
@@ -34,8 +35,13 @@ struct ExecutorItem {
   // The last certain row's output is the sequence's next token. False in a prompt's middle: then
   // nothing that is put out for this item is read.
   bool samples = false;
+  // Further sequences that go on from this one's rows, each with a first token of its own: where
+  // the prompt of a request with n beams ends n - 1, else 0.
+  int forks = 0;
   std::span<const TokenId> tokens = {};  // [count], what the rows take in
-  std::span<const TokenId> cached = {};  // [start] on a first step behind a prefix hit; else empty
+  // [start] where the rows before were not made by an item of this beam: a first step behind a
+  // prefix hit, or behind a fork that restores a preempted beam; else empty.
+  std::span<const TokenId> cached = {};
 };
 
 // A prepared step: append each layer's rows with cache.Append(step, ...) on `stream`.
@@ -51,9 +57,16 @@ struct ExecutorStep {
 struct ExecutorOutput {
   std::span<TokenId> next = {};           // 0; the token after the last row that is kept
   std::span<std::int64_t> accepted = {};  // 0; drafts that are kept, 0..drafts
-  std::span<std::uint8_t> stop = {};      // 0; not 0: the sequence ends with `next` (end of text)
-  // Empty; rows to try behind `next` in a later step. Must live until the next Run.
+  std::span<std::uint8_t> stop = {};      // 0; not 0: the request ends with `next` (end of text)
+  // Empty; rows to try behind `next` in a later step. Must live until the next Run. Not for
+  // requests with beams.
   std::span<std::span<const TokenId>> drafts = {};
+  // Empty; where the item has forks, [forks]: the first tokens of beams 1, 2, .. (`next` is that of
+  // beam 0). Must live until the next Run.
+  std::span<std::span<const TokenId>> first = {};
+  // The item's own beam; the beam whose rows this one goes on from, and `next` comes behind. A beam
+  // that nobody goes on from is dropped. Several may go on from one: its rows are shared.
+  std::span<int> parents = {};
   double seconds = 0;  // how far the session's clock moves, >= 0
 };
 
@@ -77,6 +90,9 @@ struct Request {
   std::int64_t max_new_tokens = 0;  // >= 1; all are produced unless the executor says stop
   double arrival_s = -1;            // on the session's clock, <= now(); negative: now()
   std::uint64_t tag = 0;            // the caller's own; handed back
+  // Sequences that go on from the prompt, as of a beam search or of several samples, each with
+  // max_new_tokens of its own. 1..min(max_batch, max_step_tokens).
+  int beams = 1;
   // See OpenOptions.
   std::string salt = {};
   std::string adapter = {};
@@ -97,7 +113,7 @@ struct RequestResult {
   std::uint64_t tag = 0;
   Outcome outcome = Outcome::kFinished;
   std::int64_t prompt_tokens = 0;
-  std::int64_t output_tokens = 0;      // produced
+  std::int64_t output_tokens = 0;      // produced; of one beam, all have as many
   std::int64_t hit_tokens = 0;         // prompt tokens not computed, as found cached
   std::int64_t recomputed_tokens = 0;  // rows computed again after a preemption
   std::int64_t preemptions = 0;
@@ -107,19 +123,32 @@ struct RequestResult {
   double end_s = 0;
 };
 
+enum class SequenceEndReason : std::uint8_t {
+  kFinished,   // its request has all its tokens
+  kPreempted,  // it will be computed again
+  kDropped,    // no beam goes on from it
+};
+
+// A sequence that is about to be closed.
+struct SequenceEnd {
+  RequestId request = RequestId::kNone;
+  std::uint64_t tag = 0;  // Request::tag
+  int beam = 0;
+  SequenceId sequence = SequenceId::kNone;
+  std::int64_t settled = 0;  // rows, at least 1
+  SequenceEndReason reason = SequenceEndReason::kFinished;
+};
+
 // What happens in a session, told as it happens. All but Add is illegal inside a call.
 class SessionObserver {
  public:
   virtual ~SessionObserver() = default;
-  // New tokens of a request, in order.
-  virtual void OnTokens(RequestId, std::uint64_t /*tag*/, std::span<const TokenId>) {}
-  // A sequence is about to be closed with `settled` rows: finished, or preempted.
+  // New tokens of a request, in order. Of one with beams: when it ends all tokens of each beam, as
+  // what a beam goes on from may change until then.
+  virtual void OnTokens(RequestId, std::uint64_t /*tag*/, int /*beam*/, std::span<const TokenId>) {}
   // KVCache::ReadRows, BlockTable and GetExtent are legal. Not called where a request is cancelled.
   // An error ends the session.
-  virtual Status OnSequenceEnd(RequestId, std::uint64_t /*tag*/, SequenceId,
-                               std::int64_t /*settled*/, bool /*finished*/) {
-    return Status::Ok();
-  }
+  virtual Status OnSequenceEnd(const SequenceEnd&) { return Status::Ok(); }
   // A request has ended, refused ones too.
   virtual void OnDone(const RequestResult&) {}
 };
@@ -127,7 +156,8 @@ class SessionObserver {
 // --- The session ------------------------------------------------------------------------------
 
 struct SessionConfig {
-  int max_batch = 256;                  // sequences that run at once; the cache opens one more
+  // Sequences that run at once, each beam counted; the cache opens one more.
+  int max_batch = 256;
   std::int64_t max_step_tokens = 2048;  // rows of one step: decodes and chunks of prompts together
   std::int64_t max_length = 0;  // prompt + new tokens; 0: the cache's max_tokens_per_sequence
 };
@@ -143,20 +173,28 @@ struct SessionStats {
   std::int64_t tokens_appended = 0;    // rows kept
   std::int64_t recomputed_tokens = 0;  // of which were computed before (see docs/simulator.md)
   std::int64_t hit_tokens = 0;
-  std::int64_t lookup_tokens = 0;  // prompt tokens of admitted requests, each prompt once
-  std::int64_t output_tokens = 0;
-  double busy_s = 0;     // seconds of all steps, on the session's clock
-  double manager_s = 0;  // wall seconds inside the cache's host calls
+  std::int64_t lookup_tokens = 0;    // prompt tokens of admitted requests, each prompt once
+  std::int64_t output_tokens = 0;    // produced; of a request with beams those of one beam
+  std::int64_t drafted_tokens = 0;   // draft rows that were run
+  std::int64_t accepted_tokens = 0;  // of which were kept
+  std::int64_t forks = 0;            // sequences made of another one's rows
+  double busy_s = 0;                 // seconds of all steps, on the session's clock
+  double manager_s = 0;              // wall seconds inside the cache's host calls
 };
 
 // Serves requests one step at a time, by these rules (docs/simulator.md has the reasons):
 // - Those that run come first in a step's token budget, in order of admission: one row of a
-//   decoding sequence (and its drafts), as many as fit of a prompt that is being computed.
+//   decoding sequence, and its drafts where every sequence that decodes has its row; as many as fit
+//   of a prompt that is being computed.
 // - Then requests are admitted in order of arrival, while the batch and the budget have room and
 //   the blocks of the whole prompt that no running sequence holds are free or idle, not counting
 //   what running prompts and this step's decodes still take. Output is not reserved.
-// - Where a step finds no block, the running request that arrived last is preempted: closed, and
-//   put back at the queue's front, to be opened again with all tokens it has by then.
+// - The beams of a request are admitted, run, preempted and ended together. They fork where the
+//   prompt ends, and share all blocks but those that they write: a tail that is shared is copied.
+// - Where a step finds no block its drafts are left out; if that is not enough, the running request
+//   that arrived last is preempted: closed, and put back at the queue's front, to be opened again
+//   with all tokens it has by then. Of beams the first one is opened, and the others are forked
+//   from it where they part.
 // - A request that can never be served is refused when it is added. So every request ends.
 //
 // Threads: externally synchronised, with its cache. Nobody else opens sequences in that cache.
@@ -178,8 +216,8 @@ class Session {
   ~Session();  // closes what is open
 
   // Puts a request into the queue, or refuses it (see Outcome; then it has ended already).
-  // Errors: kInvalidArgument (no prompt, max_new_tokens < 1, arrival_s later than now() or earlier
-  //   than that of the request added before; RunStep has failed).
+  // Errors: kInvalidArgument (no prompt, max_new_tokens < 1, beams out of range, arrival_s later
+  //   than now() or earlier than that of the request added before; RunStep has failed).
   Result<RequestId> Add(Request request);
   // Ends a request that waits or runs. Errors: kInvalidArgument (unknown, or ended; RunStep has
   //   failed).

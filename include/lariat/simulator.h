@@ -37,6 +37,7 @@ struct SimulatorConfig {
   DType dtype = DType::kBF16;
   MemoryConfig memory;
   int block_size = 16;
+  Reuse reuse = Reuse::kBlock;  // of traces with token identity
 
   // --- the session ---
   int max_batch = 256;
@@ -46,8 +47,16 @@ struct SimulatorConfig {
   // A request with TraceRequest::parent comes when that one has ended, and not before its own time.
   bool follow_turns = false;
 
+  // Speculation: drafts that each decode step of a request proposes, 0..64 (0: none), each one
+  // accepted with this probability, 0..1, until the first that is not. Not with beams.
+  int draft_tokens = 0;
+  double acceptance = 0;
+  // Sequences that each request forks into behind its prompt, 1..64; not more than max_batch or
+  // prefill_chunk.
+  int beams = 1;
+
   // --- the data ---
-  std::uint64_t seed = 0;  // of the K and V rows
+  std::uint64_t seed = 0;  // of the K and V rows, of what is accepted, and of beams
   bool check = false;      // compare every row of every sequence; not on the null backend
   InjectedFault fault = InjectedFault::kNone;  // needs check
   std::int64_t fault_step = 1;                 // from this step on, >= 1
@@ -61,8 +70,8 @@ struct LatencySummary {
 };
 
 struct CheckResult {
-  std::int64_t sequences = 0;   // finished requests that were compared
-  std::int64_t mismatches = 0;  // rows of a layer that differ, preempted sequences' too
+  std::int64_t sequences = 0;   // of finished requests, each beam, that were compared
+  std::int64_t mismatches = 0;  // rows of a layer that differ, preempted and dropped ones' too
   bool fault_fired = false;     // the injected one
 };
 

@@ -68,6 +68,7 @@ Status CheckShape(const AppendRopeParams& p) {
       check::Range("block_size", p.block_size, 1, check::kMaxInt32),
       check::Range("num_slots", p.num_slots, 0, INT64_MAX),
       check::Range("num_positions", p.num_positions, 0, INT64_MAX),
+      check::Range("dependent_launch", static_cast<int>(p.dependent_launch), 0, 2),
   });
   if (!shape.ok()) return shape;
   if (Status s = CheckSections(p); !s.ok()) return s;

@@ -38,6 +38,7 @@ Status CheckSizes(const RopeUpdateParams& p, Sizes& sizes) {
           check::EvenRange("head_dim", p.head_dim, 2, 512),
           check::EvenRange("rotary_dim", p.rotary_dim, 0, p.head_dim),
           check::Style(p.style, /*moves=*/false),
+          check::Range("dependent_launch", static_cast<int>(p.dependent_launch), 0, 2),
       });
       !s.ok()) {
     return s;

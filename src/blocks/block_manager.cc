@@ -41,39 +41,41 @@ Result<const Sequence*> BlockManager::Get(SequenceId id) const {
   return static_cast<const Sequence*>(*found);
 }
 
-// At least one token of a prompt is always computed, and only whole blocks are reused.
-std::int64_t BlockManager::ReusableBlocks(std::int64_t prompt_length) const {
+// At least one token of a prompt is always computed.
+std::int64_t BlockManager::ReusableTokens(std::int64_t prompt_length) const {
   if (!config_.reuse || prompt_length == 0) return 0;
-  return (prompt_length - 1) / config_.block_size;
+  const std::int64_t most = prompt_length - 1;
+  return config_.token_reuse ? most : most - most % config_.block_size;
 }
 
-PrefixMatch BlockManager::Measure(std::span<const BlockId> path) const {
-  // Whoever holds a block holds all before it, so the idle ones are the end of the path.
-  const auto first_idle = std::partition_point(path.begin(), path.end(),
-                                               [&](BlockId b) { return pool_.references(b) > 0; });
-  PrefixMatch match;
-  match.blocks = static_cast<std::int64_t>(path.size());
-  match.tokens = match.blocks * config_.block_size;
-  match.idle_blocks = path.end() - first_idle;
-  return match;
+// What a block that follows the first `blocks` ones is looked up by; empty: nothing follows.
+std::span<const TokenId> BlockManager::NextTokens(std::span<const TokenId> ids, std::size_t blocks,
+                                                  std::int64_t reusable) const {
+  const auto first = static_cast<std::int64_t>(blocks) * config_.block_size;
+  const std::int64_t count = std::min<std::int64_t>(config_.block_size, reusable - first);
+  return ids.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
 }
 
 PrefixMatch BlockManager::Match(std::span<const TokenId> prompt, const OpenOptions& options,
                                 std::uint32_t rope_choice) const {
-  std::vector<BlockId> path;
+  PrefixMatch match;
   std::int32_t parent = index_.FindRoot(options, rope_choice);
-  if (parent != 0) {
-    const std::int64_t limit = ReusableBlocks(static_cast<std::int64_t>(prompt.size()));
-    for (std::int64_t i = 0; i < limit; ++i) {
-      const BlockId found =
-          index_.Find(parent, prompt.subspan(static_cast<std::size_t>(i) * config_.block_size,
-                                             static_cast<std::size_t>(config_.block_size)));
-      if (found == kNoBlock) break;
-      path.push_back(found);
-      parent = found;
+  if (parent == 0) return match;
+  const std::int64_t reusable = ReusableTokens(std::ssize(prompt));
+  while (true) {
+    const auto next = NextTokens(prompt, static_cast<std::size_t>(match.blocks), reusable);
+    if (next.empty()) break;
+    const NearestChild nearest = index_.Nearest(parent, next);
+    if (nearest.tokens < config_.block_size) {
+      if (config_.token_reuse) match.tokens = nearest.tokens;
+      break;
     }
+    ++match.blocks;
+    if (pool_.references(nearest.block) == 0) ++match.idle_blocks;
+    parent = nearest.block;
   }
-  return Measure(path);
+  match.tokens += match.blocks * config_.block_size;
+  return match;
 }
 
 // Brings match_path up to date: drops what was erased since, then goes on from there. Blocks are
@@ -86,18 +88,20 @@ void BlockManager::ExtendMatch(Sequence& sequence) {
     path.pop_back();
     generations.pop_back();
   }
-  const std::int64_t limit = ReusableBlocks(sequence.prompt_length);
-  path.reserve(static_cast<std::size_t>(limit));
-  generations.reserve(static_cast<std::size_t>(limit));
-  const std::span<const TokenId> ids = sequence.ids;
-  while (static_cast<std::int64_t>(path.size()) < limit) {
-    const std::int32_t parent = path.empty() ? sequence.root : path.back();
-    const BlockId found =
-        index_.Find(parent, ids.subspan(path.size() * config_.block_size,
-                                        static_cast<std::size_t>(config_.block_size)));
-    if (found == kNoBlock) break;
-    path.push_back(found);
-    generations.push_back(pool_.generation(found));
+  const std::int64_t reusable = ReusableTokens(sequence.prompt_length);
+  path.reserve(static_cast<std::size_t>(reusable / config_.block_size));
+  generations.reserve(static_cast<std::size_t>(reusable / config_.block_size));
+  sequence.match_partial = {};
+  while (true) {
+    const auto next = NextTokens(sequence.ids, path.size(), reusable);
+    if (next.empty()) break;
+    const NearestChild nearest = index_.Nearest(path.empty() ? sequence.root : path.back(), next);
+    if (nearest.tokens < config_.block_size) {
+      if (config_.token_reuse) sequence.match_partial = nearest;
+      break;
+    }
+    path.push_back(nearest.block);
+    generations.push_back(pool_.generation(nearest.block));
   }
 }
 
@@ -109,7 +113,15 @@ Result<PrefixMatch> BlockManager::Match(SequenceId id) {
     return InvalidArgument(NameOf(id) + " was planned already: its prefix hit is decided");
   }
   ExtendMatch(sequence);
-  return Measure(sequence.match_path);
+  const std::vector<BlockId>& path = sequence.match_path;
+  // Whoever holds a block holds all before it, so the idle ones are the end of the path.
+  const auto first_idle = std::partition_point(path.begin(), path.end(),
+                                               [&](BlockId b) { return pool_.references(b) > 0; });
+  PrefixMatch match;
+  match.blocks = std::ssize(path);
+  match.tokens = match.blocks * config_.block_size + sequence.match_partial.tokens;
+  match.idle_blocks = path.end() - first_idle;
+  return match;
 }
 
 Result<SequenceId> BlockManager::Open(std::span<const TokenId> prompt, const OpenOptions& options,
@@ -237,9 +249,7 @@ Status BlockManager::SetTokens(SequenceId id, std::span<const TokenId> tokens) {
 
 Status BlockManager::Clear() {
   if (Status idle = CheckIdle(); !idle.ok()) return idle;
-  for (BlockId b = 0; b < static_cast<BlockId>(index_.capacity()); ++b) {
-    if (index_.contains(b)) index_.Erase(b);
-  }
+  index_.Clear();
   while (lru_.oldest() != kNoBlock) {
     const BlockId idle = lru_.oldest();
     lru_.Remove(idle);

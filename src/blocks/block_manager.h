@@ -20,6 +20,7 @@ struct ManagerConfig {
   bool unlimited = false;
   int block_size = 16;
   bool reuse = true;
+  bool token_reuse = false;  // hits may end inside a block; with `reuse`
   int max_steps_in_flight = 2;
   int max_sequences = 256;
   std::int64_t max_tokens_per_sequence = 0;
@@ -82,15 +83,18 @@ class BlockManager {
  private:
   Status CheckIdle() const;  // kNotReady while a plan is not prepared
   Result<Sequence*> FindUsable(SequenceId id);
-  PrefixMatch Measure(std::span<const BlockId> path) const;
-  std::int64_t ReusableBlocks(std::int64_t prompt_length) const;
+  std::int64_t ReusableTokens(std::int64_t prompt_length) const;
+  std::span<const TokenId> NextTokens(std::span<const TokenId> ids, std::size_t blocks,
+                                      std::int64_t reusable) const;
   void ExtendMatch(Sequence& sequence);
+  void Forget(BlockId top);  // takes it and all below it out of the index; frees idle ones
 
   // plan.cc
   Status CheckItems(std::span<const StepItem> items);
   Status Fill(std::span<const StepItem> items, const StepShape& shape, PlannedStep& step,
               PlanFailure* failure);
-  void ClaimHit(Sequence& sequence, PlannedStep& step);
+  void Claim(BlockId block, PlannedStep& step);
+  void ClaimHit(Sequence& sequence, PlannedStep& step, PlannedItem& item, bool copy_idle);
   void AddPositions(const StepItem& item, std::int64_t count, PlannedStep& step) const;
   Status AddRows(const StepItem& item, PlannedStep& step);
   Status ApplyShape(const StepShape& shape, PlannedStep& step) const;
@@ -107,10 +111,13 @@ class BlockManager {
   void SettleItem(PlannedStep& step, std::size_t index, const StepCommit* commit);
   void SettleBlocks(PlannedStep& step, std::size_t index, std::int64_t end);
   void DiscardItem(PlannedStep& step, std::size_t index);
-  void EndStep(PlannedStep& step);
+  void EndStep(PlannedStep& step, bool discarded);
   void IndexFullBlocks(Sequence& sequence);
-  void ShrinkTable(Sequence& sequence, std::int64_t blocks);
+  void IndexTail(const Sequence& sequence);
+  void ShrinkTable(Sequence& sequence, std::int64_t blocks, PlannedStep* only = nullptr);
   void Release(const Sequence& sequence, BlockId block);
+  void ReleaseWith(PlannedStep& step, BlockId block, int sequence);
+  PlannedStep* LastLiveStep(int entry);
   void DropReference(BlockId block);
   void DropSequence(Sequence& sequence);
   std::int64_t BlocksFor(std::int64_t tokens) const {
@@ -123,6 +130,7 @@ class BlockManager {
   PrefixIndex index_;
   SequenceTable sequences_;
   PlannedStep* plan_ = nullptr;     // not prepared yet
+  bool copy_idle_ = true;           // the plan that is made may copy from idle blocks
   std::vector<PlannedStep*> live_;  // prepared, oldest first
   std::uint64_t next_step_ = 1;
   std::uint64_t stamp_ = 0;

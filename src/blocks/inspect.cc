@@ -48,12 +48,7 @@ void BlockManager::Quarantine(const PlannedStep& step, std::span<const PlannedSt
   }
   MarkBelow(index_, marks);
   for (BlockId b = 0; b < static_cast<BlockId>(marks.size()); ++b) {
-    if (marks[b] != Mark::kDirty || !index_.contains(b)) continue;
-    index_.Erase(b);
-    if (pool_.state(b) == BlockState::kIdle) {
-      lru_.Remove(b);
-      pool_.FreeIdle(b);
-    }
+    if (marks[b] == Mark::kDirty && index_.contains(b)) Forget(b);
   }
   for (const auto& sequence : sequences_.entries()) {
     const bool dirty = std::any_of(sequence->table.begin(), sequence->table.end(),
@@ -61,6 +56,19 @@ void BlockManager::Quarantine(const PlannedStep& step, std::span<const PlannedSt
     if (!dirty) continue;
     sequence->corrupt = true;
     sequence->indexable = false;
+  }
+}
+
+void BlockManager::Forget(BlockId top) {
+  for (BlockId at = top;;) {
+    const BlockId leaf = index_.LeafBelow(at);
+    at = index_.parent(leaf);
+    index_.Erase(leaf);
+    if (pool_.state(leaf) == BlockState::kIdle) {
+      lru_.Remove(leaf);
+      pool_.FreeIdle(leaf);
+    }
+    if (leaf == top) return;
   }
 }
 
@@ -101,7 +109,7 @@ std::string BlockManager::Snapshot() const {
           << '+' << step->rows[i].count << '<' << step->items[i].limit;
     }
     out << " releases";
-    for (const BlockId b : step->releases) out << ' ' << b;
+    for (const StepRelease& release : step->releases) out << ' ' << release.block;
     out << '\n';
   }
   out << "plan " << (plan_ == nullptr ? 0 : plan_->id) << " next " << next_step_ << '\n';

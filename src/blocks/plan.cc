@@ -14,13 +14,16 @@ namespace lariat::blocks {
 
 namespace {
 
-// Whether the rows have the positions that rows of a default sequence would have.
-//   positions: [sections, rows.count]
-bool FollowsIndex(std::span<const std::int32_t> positions, const StepRows& rows) {
-  for (std::size_t i = 0; i < positions.size(); ++i) {
-    if (positions[i] != rows.start + static_cast<std::int64_t>(i) % rows.count) return false;
+// Whether a prefix hit of the plan is copied from a block that was idle.
+bool CopiesIdle(const PlannedStep& step) {
+  const auto& undo = step.undo;
+  for (std::size_t i = 1; i < undo.size(); ++i) {
+    if (undo[i].kind == UndoEntry::kPin && undo[i - 1].kind == UndoEntry::kClaimIdle &&
+        undo[i - 1].block == undo[i].block) {
+      return true;
+    }
   }
-  return true;
+  return false;
 }
 
 }  // namespace
@@ -36,10 +39,23 @@ Status BlockManager::Plan(std::span<const StepItem> items, const StepShape& shap
                           PlannedStep& step, PlanFailure* failure) {
   if (Status ready = CheckReady(); !ready.ok()) return ready;
   if (Status checked = CheckItems(items); !checked.ok()) return checked;
+  copy_idle_ = true;
   try {
-    if (Status filled = Fill(items, shape, step, failure); !filled.ok()) {
+    Status filled = Fill(items, shape, step, failure);
+    if (!filled.ok()) {
+      const bool no_room =
+          filled.code() == Code::kResourceExhausted || filled.code() == Code::kNeverFits;
+      const bool copies_idle = no_room && CopiesIdle(step);
       UndoBlocks(step);
-      return filled;
+      if (!copies_idle) return filled;
+      // An idle block that a hit is copied from cannot make room: try without such hits.
+      copy_idle_ = false;
+      if (Status again = Fill(items, shape, step, failure); !again.ok()) {
+        UndoBlocks(step);
+        // Without them there may be more rows than a step can have, which the items did not ask
+        // for.
+        return again.code() == Code::kInvalidArgument ? filled : again;
+      }
     }
   } catch (...) {
     UndoBlocks(step);
@@ -120,93 +136,6 @@ Status BlockManager::Fill(std::span<const StepItem> items, const StepShape& shap
   return {};
 }
 
-// Takes the sequence's longest cached prefix; the plan's claims come before all of its allocations.
-void BlockManager::ClaimHit(Sequence& sequence, PlannedStep& step) {
-  ExtendMatch(sequence);
-  step.undo.reserve(step.undo.size() + sequence.match_path.size());
-  for (const BlockId block : sequence.match_path) {
-    const bool idle = pool_.state(block) == BlockState::kIdle;
-    const BlockId previous = idle ? lru_.Remove(block) : kNoBlock;
-    pool_.Claim(block);
-    step.undo.push_back({idle ? UndoEntry::kClaimIdle : UndoEntry::kClaim, block, previous});
-  }
-}
-
-// Keeps the positions of the first `count` rows, [sections, count]. One set serves all sections.
-void BlockManager::AddPositions(const StepItem& item, std::int64_t count, PlannedStep& step) const {
-  const auto given = static_cast<std::int64_t>(item.positions.size());
-  for (int section = 0; section < config_.position_sections; ++section) {
-    const auto first =
-        item.positions.begin() + (given == item.num_tokens ? 0 : section * item.num_tokens);
-    step.positions.insert(step.positions.end(), first, first + count);
-  }
-}
-
-Status BlockManager::AddRows(const StepItem& item, PlannedStep& step) {
-  Sequence& sequence = *sequences_.Find(item.sequence);
-  StepRows rows;
-  PlannedItem planned;
-  rows.sequence = item.sequence;
-  rows.first_row = step.num_tokens;
-  rows.start = sequence.planned;
-  rows.count = item.num_tokens;
-  planned.sequence = SequenceTable::IndexOf(item.sequence);
-  planned.first_plan = !sequence.started;
-  planned.old_planned = sequence.planned;
-  if (planned.first_plan && sequence.prompt_length > 0) {
-    ClaimHit(sequence, step);
-    rows.hit = static_cast<std::int64_t>(sequence.match_path.size()) * config_.block_size;
-    rows.start = rows.hit;
-    rows.count = std::min(item.num_tokens, sequence.prompt_length - rows.hit);
-  }
-  planned.certain = std::min(item.num_tokens - item.num_drafts, rows.count);
-  planned.first_new_block = planned.first_plan ? rows.hit / config_.block_size
-                                               : static_cast<std::int64_t>(sequence.table.size());
-  if (rows.count > sequence.max_length - rows.start) {
-    return InvalidArgument("num_tokens " + std::to_string(item.num_tokens) + " of " +
-                           NameOf(item.sequence) + " behind its " + std::to_string(rows.start) +
-                           " tokens is past its max_length " + std::to_string(sequence.max_length));
-  }
-  planned.limit = rows.start + rows.count;
-  step.num_tokens += rows.count;
-  if (step.num_tokens > config_.max_tokens_per_step) {
-    return InvalidArgument("the items have more rows than max_tokens_per_step " +
-                           std::to_string(config_.max_tokens_per_step));
-  }
-  if (!item.positions.empty()) {
-    planned.position_offset = static_cast<std::int64_t>(step.positions.size());
-    AddPositions(item, rows.count, step);
-    planned.moved =
-        !sequence.keyed &&
-        !FollowsIndex(
-            std::span(step.positions).subspan(static_cast<std::size_t>(planned.position_offset)),
-            rows);
-  }
-  step.hit_tokens += rows.hit;
-  step.rows.push_back(rows);
-  step.items.push_back(planned);
-  return {};
-}
-
-Status BlockManager::ApplyShape(const StepShape& shape, PlannedStep& step) const {
-  const auto sequences = static_cast<int>(step.rows.size());
-  step.padded_tokens = shape.max_tokens == 0 ? step.num_tokens : shape.max_tokens;
-  step.padded_sequences = shape.max_sequences == 0 ? sequences : shape.max_sequences;
-  if (step.padded_tokens < step.num_tokens || step.padded_tokens > config_.max_tokens_per_step) {
-    return InvalidArgument("shape.max_tokens " + std::to_string(shape.max_tokens) + " for " +
-                           std::to_string(step.num_tokens) +
-                           " rows: allowed are those up to max_tokens_per_step " +
-                           std::to_string(config_.max_tokens_per_step));
-  }
-  if (step.padded_sequences < sequences || step.padded_sequences > config_.max_sequences) {
-    return InvalidArgument("shape.max_sequences " + std::to_string(shape.max_sequences) + " for " +
-                           std::to_string(sequences) +
-                           " sequences: allowed are those up to max_sequences " +
-                           std::to_string(config_.max_sequences));
-  }
-  return {};
-}
-
 // Finds the partly filled blocks that rows would be written into but that are shared or indexed:
 // those need a copy. The sequence's reference to the source lasts until the step ends, since the
 // copy still has to read it, but counts as gone: in item order, the last holder writes in place.
@@ -221,7 +150,7 @@ void BlockManager::Unshare(PlannedStep& step) {
     if (!pool_.shared(tail) && !index_.contains(tail)) continue;
     step.items[i].cow_source = tail;
     pool_.Pin(tail);
-    step.releases.push_back(tail);
+    step.releases.push_back({tail, step.items[i].sequence});
     step.undo.push_back({UndoEntry::kPin, tail, kNoBlock});
   }
 }
@@ -314,11 +243,12 @@ void BlockManager::Reserve(PlannedStep& step) {
     if (item.first_plan) sequence.table = sequence.match_path;
     if (item.cow_target != kNoBlock) {
       const std::int64_t at = rows.start / config_.block_size;
+      if (item.first_plan) sequence.table.push_back(kNoBlock);
       sequence.table[static_cast<std::size_t>(at)] = item.cow_target;
       sequence.first_dirty = std::min(sequence.first_dirty, at);
     }
     item.tail_block =
-        rows.start % config_.block_size == 0 || item.first_plan
+        rows.start % config_.block_size == 0
             ? kNoBlock
             : sequence.table[static_cast<std::size_t>(rows.start / config_.block_size)];
     for (std::int64_t n = 0; n < item.new_blocks; ++n) {
@@ -327,7 +257,7 @@ void BlockManager::Reserve(PlannedStep& step) {
     sequence.started = true;
     sequence.planned = rows.start + item.certain;
     sequence.reach = rows.start + rows.count;
-    if (item.first_plan) sequence.indexed = item.first_new_block;
+    if (item.first_plan) sequence.indexed = rows.hit / config_.block_size;
   }
 }
 
@@ -358,7 +288,7 @@ void BlockManager::Undo(PlannedStep& step) {
     const PlannedItem& item = step.items[i];
     Sequence& sequence = sequences_.at(item.sequence);
     sequence.table.resize(static_cast<std::size_t>(item.first_plan ? 0 : item.first_new_block));
-    if (item.cow_source != kNoBlock) {
+    if (item.cow_source != kNoBlock && !item.first_plan) {
       sequence.table[static_cast<std::size_t>(step.rows[i].start / config_.block_size)] =
           item.cow_source;
     }

@@ -52,6 +52,12 @@ struct UndoEntry {
   BlockId lru_previous;  // kClaimIdle: the block before it in the LRU list
 };
 
+// A pinned reference that was its sequence's and is dropped when the step ends.
+struct StepRelease {
+  BlockId block = kNoBlock;
+  int sequence = -1;  // entry; -1: the step itself took the block, and no other one knows it
+};
+
 // One step from Plan until its device work has passed. Its vectors keep their memory.
 struct PlannedStep {
   std::uint64_t id = 0;
@@ -67,8 +73,8 @@ struct PlannedStep {
   std::vector<BlockId> victims;  // erased from the index at Prepare
   std::vector<CowCopy> copies;   // to run at Prepare
   std::vector<UndoEntry> undo;
-  std::vector<BlockId> releases;    // pinned references, dropped in this order when the step ends
-  std::vector<BlockStamp> written;  // blocks that hold its rows, known at Commit
+  std::vector<StepRelease> releases;  // in this order, when the step ends
+  std::vector<BlockStamp> written;    // blocks that hold its rows, known at Commit
 };
 
 }  // namespace lariat::blocks

@@ -2,28 +2,28 @@
 #include "blocks/prefix_index.h"
 
 #include <algorithm>
-#include <bit>
 #include <cassert>
-
-#include "base/hash.h"
+#include <cstring>
 
 namespace lariat::blocks {
 
+namespace {
+
+// Ranks a block in a treap: the same on every machine, and as good as random. Odd factors and
+// shifts can be undone, so no two blocks have the same rank.
+std::uint32_t RankOf(BlockId block) {
+  auto rank = static_cast<std::uint32_t>(block) * 0x9E3779B1U;  // golden ratio
+  rank ^= rank >> 15;
+  rank *= 0x85EBCA77U;
+  return rank ^ rank >> 13;
+}
+
+}  // namespace
+
 void PrefixIndex::Reserve(std::size_t blocks) {
   if (blocks <= nodes_.size()) return;
-  // Everything that can fail comes before the first change.
-  std::vector<BlockId> buckets(std::bit_ceil(blocks), kNoBlock);
   tokens_.resize(blocks * block_size_);
   nodes_.resize(blocks);
-  buckets_ = std::move(buckets);
-  const std::uint64_t mask = buckets_.size() - 1;
-  for (std::size_t b = 0; b < nodes_.size(); ++b) {
-    Node& node = nodes_[b];
-    if (node.parent == kNotIndexed) continue;
-    BlockId& bucket = buckets_[node.hash & mask];
-    node.next = bucket;
-    bucket = static_cast<BlockId>(b);
-  }
 }
 
 PrefixIndex::RootKey PrefixIndex::KeyOf(const OpenOptions& options, std::uint32_t rope_choice) {
@@ -66,33 +66,104 @@ RootId PrefixIndex::FindRoot(const OpenOptions& options, std::uint32_t rope_choi
   return found == root_ids_.end() ? 0 : found->second;
 }
 
-std::uint64_t PrefixIndex::Hash(std::int32_t parent, std::span<const TokenId> tokens) const {
-  return HashTokens(static_cast<std::uint32_t>(parent), tokens);
+// Whether `tokens` come before the block's own or are where those begin.
+//   same: tokens known to agree; becomes how many do
+bool PrefixIndex::NotAfter(std::span<const TokenId> tokens, BlockId block,
+                           std::size_t& same) const {
+  const Node& node = nodes_[block];
+  const std::size_t both = std::min(tokens.size(), static_cast<std::size_t>(node.count));
+  for (; same < std::min(both, kHead); ++same) {
+    if (tokens[same] != node.head[same]) return tokens[same] < node.head[same];
+  }
+  const TokenId* const mine = tokens.data();
+  const TokenId* const theirs = tokens_.data() + static_cast<std::size_t>(block) * block_size_;
+  for (; same + 2 <= both; same += 2) {
+    if (std::memcmp(mine + same, theirs + same, 2 * sizeof(TokenId)) != 0) break;
+  }
+  while (same < both && mine[same] == theirs[same]) ++same;
+  if (same == tokens.size()) return true;
+  return same < both && mine[same] < theirs[same];
 }
 
-BlockId PrefixIndex::Find(std::int32_t parent, std::span<const TokenId> tokens) const {
-  if (buckets_.empty()) return kNoBlock;
-  const std::uint64_t hash = Hash(parent, tokens);
-  for (BlockId b = buckets_[hash & (buckets_.size() - 1)]; b != kNoBlock; b = nodes_[b].next) {
-    const Node& node = nodes_[b];
-    if (node.hash == hash && node.parent == parent &&
-        std::equal(tokens.begin(), tokens.end(), this->tokens(b).begin())) {
-      return b;
+NearestChild PrefixIndex::Nearest(std::int32_t parent, std::span<const TokenId> tokens) const {
+  BlockId before = kNoBlock, after = kNoBlock;  // the nearest ones on each side so far
+  std::size_t same_before = 0, same_after = 0;  // tokens that they share with `tokens`
+  BlockId at = parent < 0 ? root(parent).child : nodes_[parent].child;
+  while (at != kNoBlock) {
+    // What lies between two blocks begins as both do.
+    std::size_t same = std::min(same_before, same_after);
+    if (NotAfter(tokens, at, same)) {
+      after = at;
+      same_after = same;
+      if (same == block_size_) break;
+      at = nodes_[at].left;
+    } else {
+      before = at;
+      same_before = same;
+      at = nodes_[at].right;
     }
   }
-  return kNoBlock;
+  if (same_before == 0 && same_after == 0) return {};
+  if (same_before >= same_after) return {before, static_cast<std::int64_t>(same_before)};
+  return {after, static_cast<std::int64_t>(same_after)};
+}
+
+// Cuts a treap in two: what comes before `tokens`, and what comes after.
+void PrefixIndex::Split(BlockId top, std::span<const TokenId> tokens, BlockId& before,
+                        BlockId& after) {
+  BlockId* left = &before;
+  BlockId* right = &after;
+  while (top != kNoBlock) {
+    std::size_t same = 0;
+    if (NotAfter(tokens, top, same)) {
+      *right = top;
+      right = &nodes_[top].left;
+      top = *right;
+    } else {
+      *left = top;
+      left = &nodes_[top].right;
+      top = *left;
+    }
+  }
+  *left = kNoBlock;
+  *right = kNoBlock;
+}
+
+// The inverse: all of the one comes before all of the other.
+BlockId PrefixIndex::Join(BlockId before, BlockId after) {
+  BlockId top = kNoBlock;
+  BlockId* link = &top;
+  while (before != kNoBlock && after != kNoBlock) {
+    if (RankOf(before) > RankOf(after)) {
+      *link = before;
+      link = &nodes_[before].right;
+      before = *link;
+    } else {
+      *link = after;
+      link = &nodes_[after].left;
+      after = *link;
+    }
+  }
+  *link = before == kNoBlock ? after : before;
+  return top;
 }
 
 void PrefixIndex::Insert(std::int32_t parent, std::span<const TokenId> tokens, BlockId block) {
-  assert(!contains(block) && tokens.size() == static_cast<std::size_t>(block_size_));
+  assert(!contains(block) && !tokens.empty() && tokens.size() <= block_size_);
   Node& node = nodes_[block];
-  node.hash = Hash(parent, tokens);
   node.parent = parent;
-  BlockId& bucket = buckets_[node.hash & (buckets_.size() - 1)];
-  node.next = bucket;
-  bucket = block;
+  node.count = static_cast<std::int32_t>(tokens.size());
   std::copy(tokens.begin(), tokens.end(),
-            tokens_.begin() + static_cast<std::ptrdiff_t>(block) * block_size_);
+            tokens_.begin() + static_cast<std::ptrdiff_t>(block_size_) * block);
+  std::copy_n(tokens.begin(), std::min(kHead, tokens.size()), node.head);
+  BlockId* link = &TopOf(parent);
+  const std::uint32_t rank = RankOf(block);
+  while (*link != kNoBlock && RankOf(*link) > rank) {
+    std::size_t same = 0;
+    link = NotAfter(tokens, *link, same) ? &nodes_[*link].left : &nodes_[*link].right;
+  }
+  Split(*link, tokens, node.left, node.right);
+  *link = block;
   if (parent < 0) ++root(parent).references;
   ++size_;
 }
@@ -100,12 +171,26 @@ void PrefixIndex::Insert(std::int32_t parent, std::span<const TokenId> tokens, B
 void PrefixIndex::Erase(BlockId block) {
   assert(contains(block));
   Node& node = nodes_[block];
-  BlockId* link = &buckets_[node.hash & (buckets_.size() - 1)];
-  while (*link != block) link = &nodes_[*link].next;
-  *link = node.next;
+  BlockId* link = &TopOf(node.parent);
+  while (*link != block) {
+    std::size_t same = 0;
+    link = NotAfter(tokens(block), *link, same) ? &nodes_[*link].left : &nodes_[*link].right;
+  }
+  *link = Join(node.left, node.right);
   if (node.parent < 0) DropRoot(node.parent);
   node = {};
   --size_;
+}
+
+void PrefixIndex::Clear() {
+  for (Node& node : nodes_) {
+    if (node.parent < kNotIndexed) {
+      root(node.parent).child = kNoBlock;
+      DropRoot(node.parent);
+    }
+    node = {};
+  }
+  size_ = 0;
 }
 
 }  // namespace lariat::blocks

@@ -18,14 +18,24 @@ namespace lariat::blocks {
 // be taken for a block.
 using RootId = std::int32_t;
 
-// Which full blocks are cached, and for which tokens: a trie whose nodes are the blocks themselves.
-// A node is found from (parent, its tokens) through one hash table, so a node's number of children
-// does not matter; tokens are always compared, so equal hashes cannot mix up prompts.
-// Cost: O(block_size) per call unless said otherwise. No allocation once Reserve has made room.
+// The child of a path that agrees with some tokens the longest.
+struct NearestChild {
+  BlockId block = kNoBlock;
+  std::int64_t tokens = 0;  // the first ones, that agree; > 0 where there is a block
+};
+
+// Which blocks are cached, and for which tokens: a trie whose nodes are the blocks themselves. A
+// block that is not full has nothing below it.
+// The children of a node are a treap in order of their tokens, threaded through arrays indexed by
+// block; so the one that shares most with a prompt lies on one way down, however many there are,
+// and the only child of a node, which is what most nodes have, is found at once. Tokens are always
+// compared: nothing relies on a hash.
+// Cost: O(block_size + log(children)) per call unless said otherwise. No allocation once Reserve
+// has made room.
 // Threads: externally synchronised.
 class PrefixIndex {
  public:
-  explicit PrefixIndex(int block_size) : block_size_(block_size) {}
+  explicit PrefixIndex(int block_size) : block_size_(static_cast<std::size_t>(block_size)) {}
 
   // Makes room for block ids below `blocks`.
   void Reserve(std::size_t blocks);
@@ -37,28 +47,48 @@ class PrefixIndex {
   // The root if there is one with cached blocks or open sequences; 0: none.
   RootId FindRoot(const OpenOptions& options, std::uint32_t rope_choice) const;
 
-  // The cached block that follows `parent` (a block or a root) with these tokens, or kNoBlock.
-  BlockId Find(std::int32_t parent, std::span<const TokenId> tokens) const;
-  // REQUIRES: `block` is not indexed, and Find(parent, tokens) is kNoBlock.
+  // Of the cached blocks that follow `parent` (a block or a root), the one that begins with the
+  // most of these tokens. Of several the last one before `tokens` in the order of their own tokens,
+  // or else the first one after.
+  //   tokens: 1 to block_size; all block_size agree where that block is cached
+  NearestChild Nearest(std::int32_t parent, std::span<const TokenId> tokens) const;
+  // The cached block that follows `parent` with these block_size tokens, or kNoBlock.
+  BlockId Find(std::int32_t parent, std::span<const TokenId> tokens) const {
+    const NearestChild nearest = Nearest(parent, tokens);
+    return static_cast<std::size_t>(nearest.tokens) == block_size_ ? nearest.block : kNoBlock;
+  }
+  //   tokens: 1 to block_size
+  // REQUIRES: `block` is not indexed, `parent` is full, and no child of it begins with `tokens`.
   void Insert(std::int32_t parent, std::span<const TokenId> tokens, BlockId block);
-  // REQUIRES: `block` is indexed and nothing below it is (or goes with it).
+  // REQUIRES: `block` is indexed and nothing below it is.
   void Erase(BlockId block);
+  // A block that is indexed, at `top` or below it, with nothing below itself.
+  BlockId LeafBelow(BlockId top) const {
+    while (nodes_[top].child != kNoBlock) top = nodes_[top].child;
+    return top;
+  }
+  // Erases everything. O(blocks).
+  void Clear();
 
   bool contains(BlockId block) const { return nodes_[block].parent != kNotIndexed; }
   std::int32_t parent(BlockId block) const { return nodes_[block].parent; }
   std::span<const TokenId> tokens(BlockId block) const {
     return {tokens_.data() + static_cast<std::size_t>(block) * block_size_,
-            static_cast<std::size_t>(block_size_)};
+            static_cast<std::size_t>(nodes_[block].count)};
   }
   std::int64_t size() const { return size_; }
   std::size_t capacity() const { return nodes_.size(); }
 
  private:
   static constexpr std::int32_t kNotIndexed = -1;
+  static constexpr std::size_t kHead = 2;
   struct Node {
-    std::uint64_t hash = 0;
     std::int32_t parent = kNotIndexed;  // block, or root (<= -2)
-    BlockId next = kNoBlock;            // in the same bucket
+    BlockId child = kNoBlock;           // top of the treap of its children
+    BlockId left = kNoBlock;            // in the treap of its siblings
+    BlockId right = kNoBlock;
+    std::int32_t count = 0;    // of its tokens
+    TokenId head[kHead] = {};  // the first of them: what most comparisons come down to
   };
   struct RootKey {
     std::string salt;
@@ -69,16 +99,22 @@ class PrefixIndex {
   };
   struct Root {
     std::int64_t references = 0;  // open sequences and child blocks
+    BlockId child = kNoBlock;     // top of the treap of its children
     std::map<RootKey, RootId>::iterator entry;
   };
   static RootKey KeyOf(const OpenOptions& options, std::uint32_t rope_choice);
   Root& root(RootId id) { return roots_[static_cast<std::size_t>(-2 - id)]; }
-  std::uint64_t Hash(std::int32_t parent, std::span<const TokenId> tokens) const;
+  const Root& root(RootId id) const { return roots_[static_cast<std::size_t>(-2 - id)]; }
+  BlockId& TopOf(std::int32_t parent) {
+    return parent < 0 ? root(parent).child : nodes_[parent].child;
+  }
+  bool NotAfter(std::span<const TokenId> tokens, BlockId block, std::size_t& same) const;
+  void Split(BlockId top, std::span<const TokenId> tokens, BlockId& before, BlockId& after);
+  BlockId Join(BlockId before, BlockId after);
 
-  const int block_size_;
-  std::vector<Node> nodes_;       // by block
-  std::vector<TokenId> tokens_;   // [blocks, block_size]
-  std::vector<BlockId> buckets_;  // power of two
+  const std::size_t block_size_;
+  std::vector<Node> nodes_;      // by block
+  std::vector<TokenId> tokens_;  // [blocks, block_size]
   std::int64_t size_ = 0;
   std::map<RootKey, RootId> root_ids_;
   std::vector<Root> roots_;

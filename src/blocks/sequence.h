@@ -48,6 +48,8 @@ struct Sequence {
   // Scratch of Match before the first plan: the path found so far, with the blocks' generations.
   std::vector<BlockId> match_path;
   std::vector<std::uint32_t> match_generations;
+  // The block behind that path whose first tokens agree, and how many: of the last look alone.
+  NearestChild match_partial;
 
   // Scratch of the call that runs now: stamp says which call wrote the other two.
   std::uint64_t stamp = 0;

@@ -75,7 +75,7 @@ void BlockManager::Commit(PlannedStep& step, std::span<const StepCommit> commits
     const std::int32_t commit = sequence.stamp_commit;
     SettleItem(step, i, commit == -1 ? nullptr : &commits[static_cast<std::size_t>(commit)]);
   }
-  EndStep(step);
+  EndStep(step, /*discarded=*/false);
 }
 
 void BlockManager::SettleItem(PlannedStep& step, std::size_t index, const StepCommit* commit) {
@@ -133,7 +133,7 @@ Status BlockManager::CheckDiscard(const PlannedStep& step) const {
 
 void BlockManager::Discard(PlannedStep& step) {
   for (std::size_t i = 0; i < step.rows.size(); ++i) DiscardItem(step, i);
-  EndStep(step);
+  EndStep(step, /*discarded=*/true);
 }
 
 void BlockManager::DiscardItem(PlannedStep& step, std::size_t index) {
@@ -146,23 +146,23 @@ void BlockManager::DiscardItem(PlannedStep& step, std::size_t index) {
     sequence.indexable = true;  // it holds nothing from before a Clear any more
     sequence.settled = sequence.planned = sequence.reach = 0;
     sequence.indexed = 0;
-    ShrinkTable(sequence, 0);
+    ShrinkTable(sequence, 0, &step);
     return;
   }
   const std::int64_t end = std::min(rows.start, item.limit);
   sequence.planned = sequence.reach = end;
-  ShrinkTable(sequence, BlocksFor(end));
+  ShrinkTable(sequence, BlocksFor(end), &step);
   const std::int64_t tail = rows.start / config_.block_size;
   if (item.cow_target == kNoBlock || tail >= BlocksFor(end)) return;
   // The table gets its source back; the copy goes with the step.
   pool_.Claim(item.cow_source);
   sequence.table[static_cast<std::size_t>(tail)] = item.cow_source;
   sequence.first_dirty = std::min(sequence.first_dirty, tail);
-  Release(sequence, item.cow_target);
+  ReleaseWith(step, item.cow_target, -1);
 }
 
 // Drops what the step held: references first, deepest blocks of a sequence before the rest of it.
-void BlockManager::EndStep(PlannedStep& step) {
+void BlockManager::EndStep(PlannedStep& step, bool discarded) {
   live_.erase(std::find(live_.begin(), live_.end(), &step));
   for (const PlannedItem& item : step.items) {
     Sequence& sequence = sequences_.at(item.sequence);
@@ -170,9 +170,16 @@ void BlockManager::EndStep(PlannedStep& step) {
     // Steps are discarded latest first, so what is left to name it is what named it before.
     if (sequence.last_step == step.id) sequence.last_step = item.previous_step;
   }
-  for (const BlockId block : step.releases) {
-    pool_.Unpin(block);
-    DropReference(block);
+  for (const StepRelease& release : step.releases) {
+    // Where earlier steps go on, they may hold blocks below this one.
+    PlannedStep* const earlier =
+        discarded && release.sequence >= 0 ? LastLiveStep(release.sequence) : nullptr;
+    if (earlier != nullptr) {
+      earlier->releases.push_back(release);
+      continue;
+    }
+    pool_.Unpin(release.block);
+    DropReference(release.block);
   }
   step.releases.clear();
   for (const PlannedItem& item : step.items) {
@@ -216,26 +223,38 @@ void BlockManager::IndexFullBlocks(Sequence& sequence) {
   }
 }
 
-void BlockManager::ShrinkTable(Sequence& sequence, std::int64_t blocks) {
+// only: the step that took the blocks, where no earlier one knows them
+void BlockManager::ShrinkTable(Sequence& sequence, std::int64_t blocks, PlannedStep* only) {
   while (static_cast<std::int64_t>(sequence.table.size()) > blocks) {
     const BlockId block = sequence.table.back();
     sequence.table.pop_back();
-    Release(sequence, block);
+    only == nullptr ? Release(sequence, block) : ReleaseWith(*only, block, -1);
   }
   sequence.first_dirty = std::min(sequence.first_dirty, blocks);
 }
 
 // Lets go of a block of this sequence: at once, or with the last live step that may read it.
 void BlockManager::Release(const Sequence& sequence, BlockId block) {
-  if (sequence.live_steps == 0) {
-    DropReference(block);
-  } else {
-    const auto step = std::find_if(live_.begin(), live_.end(), [&](const PlannedStep* live) {
-      return live->id == sequence.last_step;
-    });
-    (*step)->releases.push_back(block);
-    pool_.Pin(block);
-  }
+  if (sequence.live_steps == 0) return DropReference(block);
+  const int entry = SequenceTable::IndexOf(sequence.id);
+  ReleaseWith(*LastLiveStep(entry), block, entry);
+}
+
+// The reference is the step's now. sequence: entry, or -1, as in StepRelease.
+void BlockManager::ReleaseWith(PlannedStep& step, BlockId block, int sequence) {
+  step.releases.push_back({block, sequence});
+  pool_.Pin(block);
+}
+
+// The last live step that names the sequence; null: none does.
+PlannedStep* BlockManager::LastLiveStep(int entry) {
+  const auto names = [&](const PlannedStep* step) {
+    return step->id == sequences_.at(entry).last_step ||
+           std::any_of(step->items.begin(), step->items.end(),
+                       [&](const PlannedItem& item) { return item.sequence == entry; });
+  };
+  const auto found = std::find_if(live_.rbegin(), live_.rend(), names);
+  return found == live_.rend() ? nullptr : *found;
 }
 
 void BlockManager::DropReference(BlockId block) {
@@ -243,7 +262,26 @@ void BlockManager::DropReference(BlockId block) {
   if (pool_.Unclaim(block, cached) && cached) lru_.PushNewest(block);
 }
 
+// Lets the last block of a sequence that ends be found by the tokens that it holds, though it is
+// not full. Nobody writes to it any more, and whoever finds it takes a copy.
+void BlockManager::IndexTail(const Sequence& sequence) {
+  if (!config_.token_reuse || !sequence.indexable) return;
+  const std::int64_t end = std::min(sequence.settled, sequence.known());
+  const std::int64_t tail = end / config_.block_size, count = end % config_.block_size;
+  if (count == 0 || sequence.indexed != tail) return;
+  const BlockId block = sequence.table[static_cast<std::size_t>(tail)];
+  if (pool_.references(block) > 1 || index_.contains(block)) return;
+  const std::int32_t parent =
+      tail == 0 ? sequence.root : sequence.table[static_cast<std::size_t>(tail - 1)];
+  const std::span<const TokenId> tokens =
+      std::span(sequence.ids)
+          .subspan(static_cast<std::size_t>(end - count), static_cast<std::size_t>(count));
+  if (index_.Nearest(parent, tokens).tokens == count) return;  // another one serves as well
+  index_.Insert(parent, tokens, block);
+}
+
 void BlockManager::DropSequence(Sequence& sequence) {
+  IndexTail(sequence);
   // Closed while a step named it: its references were pinned then.
   const bool pinned = sequence.pinned;
   for (auto block = sequence.table.rbegin(); block != sequence.table.rend(); ++block) {

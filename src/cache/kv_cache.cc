@@ -19,6 +19,7 @@ blocks::ManagerConfig ManagerConfigOf(const CacheConfig& config,
   manager.unlimited = config.memory.unlimited;
   manager.block_size = config.block_size;
   manager.reuse = config.reuse != Reuse::kNone;
+  manager.token_reuse = config.reuse == Reuse::kToken;
   manager.max_steps_in_flight = config.max_steps_in_flight;
   manager.max_sequences = config.max_sequences;
   manager.max_tokens_per_sequence = config.max_tokens_per_sequence;
@@ -150,7 +151,7 @@ Status KVCache::Supports(const CacheConfig& config, Feature feature) {
     switch (feature) {
       case Feature::kTransfers: return Unsupported("transfers to a second tier are not built");
       case Feature::kReleaseReacquire: return Unsupported("Release and Reacquire are not built");
-      case Feature::kTokenReuse: return Unsupported("reuse of single tokens is not built");
+      case Feature::kTokenReuse: return {};
       case Feature::kCheckSlots: return Unsupported("check_slots is not built");
     }
     return InvalidArgument("feature " + std::to_string(static_cast<int>(feature)) + " is unknown");

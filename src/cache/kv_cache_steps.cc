@@ -142,6 +142,7 @@ AppendRopeParams KVCache::Impl::AppendParams(int layer, const AppendInputs& inpu
   params.k_cache_head_stride = spec.k_dim;
   params.v_cache_head_stride = spec.v_dim;
   params.fault_indirect = arrays.fault_word();
+  params.dependent_launch = inputs.dependent_launch;
   return params;
 }
 

@@ -106,8 +106,6 @@ Status CheckUse(const CacheConfig& config) {
       !s.ok()) {
     return s;
   }
-  if (config.reuse == Reuse::kToken)
-    return Unsupported("reuse token: only none and block are built");
   return {};
 }
 

@@ -55,17 +55,19 @@ Session::Impl::Impl(KVCache& cache_in, Executor& executor_in, const SessionConfi
   const auto batch = static_cast<std::size_t>(config.max_batch);
   running.reserve(batch);
   items.reserve(batch);
+  owners.reserve(batch);
   executor_items.reserve(batch);
   commits.reserve(batch);
   next.reserve(batch);
   accepted.reserve(batch);
   stop.reserve(batch);
   drafts.reserve(batch);
-  ended.reserve(batch);
+  first.reserve(batch);
+  parents.reserve(batch);
 }
 
 Session::Impl::~Impl() {
-  for (auto& [id, state] : requests) CloseSequence(*state);
+  for (auto& [id, state] : requests) CloseSequences(*state);
   if (owns_stream) cache.device().DestroyStream(stream);
 }
 
@@ -97,6 +99,12 @@ Status Session::Impl::CheckRequest(const Request& request) const {
     return InvalidArgument("max_new_tokens = " + std::to_string(request.max_new_tokens) +
                            "; allowed: at least 1");
   }
+  const std::int64_t most = std::min<std::int64_t>(config.max_batch, config.max_step_tokens);
+  if (request.beams < 1 || request.beams > most) {
+    return InvalidArgument("beams = " + std::to_string(request.beams) +
+                           "; allowed: 1 to the lesser of max_batch and max_step_tokens, " +
+                           std::to_string(most));
+  }
   const double arrival = request.arrival_s < 0 ? now : request.arrival_s;
   if (!(arrival <= now) || arrival < last_arrival) {
     return InvalidArgument("arrival_s = " + std::to_string(request.arrival_s) + "; allowed: from " +
@@ -110,7 +118,7 @@ Status Session::Impl::CheckRequest(const Request& request) const {
 void Session::Impl::Finish(RequestState& state, Outcome outcome) {
   RequestResult& result = state.result;
   result.outcome = outcome;
-  result.output_tokens = std::ssize(state.generated);
+  result.output_tokens = std::ssize(state.first().generated);
   result.end_s = now;
   switch (outcome) {
     case Outcome::kFinished: stats.finished += 1; break;
@@ -148,6 +156,7 @@ Result<RequestId> Session::Add(Request request) {
   state->id = RequestId{++impl_->last_id};
   state->prompt_length = request.write_prompt ? request.prompt_length : std::ssize(request.prompt);
   state->request = std::move(request);
+  state->beams.resize(static_cast<std::size_t>(state->request.beams));
   const double arrival = state->request.arrival_s < 0 ? impl_->now : state->request.arrival_s;
   impl_->last_arrival = arrival;
   state->result = {.id = state->id,
@@ -165,8 +174,8 @@ Result<RequestId> Session::Add(Request request) {
   const std::int64_t room = impl_->config.max_length - added.prompt_length;
   if (new_tokens > room) {
     impl_->Finish(added, Outcome::kMaxLength);
-  } else if (!impl_->unlimited &&
-             impl_->BlocksFor(added.prompt_length + new_tokens - 1) > impl_->total_blocks) {
+  } else if (!impl_->unlimited && impl_->BlocksOfBeams(added, added.prompt_length + new_tokens -
+                                                                  1) > impl_->total_blocks) {
     impl_->Finish(added, Outcome::kNeverFits);
   } else {
     impl_->queue.push_back(&added);
@@ -184,7 +193,7 @@ Status Session::Cancel(RequestId id) {
   session::RequestState* state = found->second.get();
   std::erase(impl_->queue, state);
   std::erase(impl_->running, state);
-  impl_->CloseSequence(*state);
+  impl_->CloseSequences(*state);
   impl_->Finish(*state, Outcome::kCancelled);
   return Status::Ok();
 }

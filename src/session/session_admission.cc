@@ -8,27 +8,55 @@ namespace lariat {
 
 using session::Timed;
 
+void Session::Impl::AddItem(RequestState& state, std::size_t beam, std::int64_t rows,
+                            std::int64_t num_drafts) {
+  items.push_back(
+      {.sequence = state.beams[beam].sequence, .num_tokens = rows, .num_drafts = num_drafts});
+  owners.push_back({&state, beam});
+  budget -= rows;
+}
+
 // Items for the running sequences, in order, as far as the budget goes.
-void Session::Impl::BatchRunning() {
+Status Session::Impl::BatchRunning() {
   items.clear();
+  owners.clear();
   budget = config.max_step_tokens;
   blocks_owed = 0;
-  for (const RequestState* state : running) {
-    const bool prefilling = state->prefilling();
-    const std::int64_t wanted = prefilling ? state->opened_length - state->settled
-                                           : static_cast<std::int64_t>(state->inputs.size());
-    const std::int64_t rows = std::min(wanted, budget);
-    // A prompt is owed all its blocks, so that what was admitted can be computed; a decode is owed
-    // what this step takes, so that nobody is admitted only to be preempted at once.
-    const std::int64_t reach = prefilling ? state->opened_length : state->settled + rows;
-    blocks_owed += BlocksFor(reach) - BlocksFor(state->settled);
-    if (rows == 0) continue;
-    budget -= rows;
-    // Where the budget cuts drafts off, the rows that are left are the certain one and the first
-    // drafts.
-    items.push_back(
-        {.sequence = state->sequence, .num_tokens = rows, .num_drafts = prefilling ? 0 : rows - 1});
+  decodes = 0;
+  sequences = 0;
+  for (RequestState* state : running) {
+    sequences += state->num_beams();
+    if (!state->first().prefilling()) decodes += state->num_beams();
   }
+  for (RequestState* state : running) {
+    if (!state->forked()) {
+      BatchSequence(*state);
+      continue;
+    }
+    const Status batched = BatchBeams(*state);
+    if (!batched.ok()) return batched;
+  }
+  return Status::Ok();
+}
+
+void Session::Impl::BatchSequence(RequestState& state) {
+  const Beam& beam = state.first();
+  if (beam.prefilling()) {
+    // A prompt is owed all its blocks, so that what was admitted can be computed.
+    blocks_owed += BlocksOfBeams(state, beam.target) - BlocksFor(beam.settled);
+    const std::int64_t rows = std::min(beam.target - beam.settled, budget);
+    if (rows > 0) AddItem(state, 0, rows);
+    return;
+  }
+  decodes -= 1;
+  if (budget == 0) return;
+  // Drafts take no row that another sequence decodes with. Where they are cut off, the first ones
+  // are left.
+  const std::int64_t wanted = beam.inputs_end() - beam.settled;
+  const std::int64_t rows = std::min(wanted, std::max<std::int64_t>(1, budget - decodes));
+  // A decode is owed what this step takes, so that nobody is admitted only to be preempted at once.
+  blocks_owed += BlocksFor(beam.settled + rows) - BlocksFor(beam.settled);
+  AddItem(state, 0, rows, rows - 1);
 }
 
 // Admits from the queue's front while there is room.
@@ -39,35 +67,37 @@ Status Session::Impl::Admit() {
     const Stats pool = cache.GetStats();
     available = pool.free_blocks + pool.idle_blocks - blocks_owed;
   }
-  while (!queue.empty() && budget > 0 && std::ssize(running) < config.max_batch) {
+  while (!queue.empty() && budget > 0) {
     if (!unlimited && available <= 0) break;  // any prompt takes a block
     RequestState& head = *queue.front();
-    if (head.sequence == SequenceId::kNone) {
+    if (sequences + head.num_beams() > config.max_batch) break;
+    if (!head.first().open()) {
       const Status opened = OpenHead(head);
       if (!opened.ok()) return opened;
     }
     PrefixMatch hit;
     {
       const Timed timed(stats.manager_s);
-      const Result<PrefixMatch> match = cache.Match(head.sequence);
+      const Result<PrefixMatch> match = cache.Match(head.first().sequence);
       if (!match.ok()) return match.status();
       hit = *match;
     }
     // Blocks of the hit that a running sequence holds cost nothing; idle ones leave the pool of
     // what can be had, as new ones do.
-    const std::int64_t needed = BlocksFor(head.opened_length) - (hit.blocks - hit.idle_blocks);
+    const std::int64_t length = head.first().target;
+    const std::int64_t known = length + (head.forked() ? 1 : 0);
+    const std::int64_t needed = BlocksOfBeams(head, known) - (hit.blocks - hit.idle_blocks);
     if (!unlimited && needed > available) break;
     available -= needed;
 
-    const std::int64_t rows = std::min(head.opened_length - hit.tokens, budget);
-    budget -= rows;
-    items.push_back({.sequence = head.sequence, .num_tokens = rows});
+    AddItem(head, 0, std::min(length - hit.tokens, budget));
+    sequences += head.num_beams();
     queue.pop_front();
     running.push_back(&head);
     if (!head.admitted) {
       head.admitted = true;
       // So that a steady step allocates nothing.
-      head.generated.reserve(
+      head.first().generated.reserve(
           static_cast<std::size_t>(std::min<std::int64_t>(head.request.max_new_tokens, 4096)));
       head.result.admitted_s = now;
       stats.lookup_tokens += head.prompt_length;
@@ -76,54 +106,82 @@ Status Session::Impl::Admit() {
   return Status::Ok();
 }
 
-// Opens the queue's head with all tokens that are known of it.
+// Opens the queue's head with all tokens that are known of it, or of its first beam.
 Status Session::Impl::OpenHead(RequestState& head) {
-  head.inputs = TakeBuffer();
+  Beam& beam = head.first();
+  beam.inputs = TakeBuffer();
+  beam.inputs_begin = 0;
   if (head.request.write_prompt) {
-    head.request.write_prompt(head.inputs);
-    if (std::ssize(head.inputs) != head.prompt_length) {
-      return InvalidArgument("write_prompt wrote " + std::to_string(head.inputs.size()) +
+    head.request.write_prompt(beam.inputs);
+    if (std::ssize(beam.inputs) != head.prompt_length) {
+      return InvalidArgument("write_prompt wrote " + std::to_string(beam.inputs.size()) +
                              " tokens; prompt_length is " + std::to_string(head.prompt_length));
     }
   } else {
-    head.inputs.assign(head.request.prompt.begin(), head.request.prompt.end());
+    beam.inputs.assign(head.request.prompt.begin(), head.request.prompt.end());
   }
-  head.inputs.insert(head.inputs.end(), head.generated.begin(), head.generated.end());
+  beam.inputs.insert(beam.inputs.end(), beam.generated.begin(), beam.generated.end());
+  // Beams decode together, so the last token is left for the step in which all have come so far.
+  const std::span<const TokenId> known =
+      std::span(beam.inputs).first(beam.inputs.size() - (head.forked() ? 1 : 0));
 
   const Timed timed(stats.manager_s);
   const OpenOptions options{.salt = head.request.salt,
                             .adapter = head.request.adapter,
                             .extra_keys = head.request.extra_keys};
-  const Result<SequenceId> opened = cache.Open(head.inputs, options);
+  const Result<SequenceId> opened = cache.Open(known, options);
   if (!opened.ok()) return opened.status();
-  head.sequence = *opened;
-  head.opened_length = std::ssize(head.inputs);
-  head.settled = 0;
+  beam.sequence = *opened;
+  beam.opened_length = beam.target = std::ssize(known);
+  beam.settled = 0;
+  beam.fresh = true;
+  beam.shares_tail = false;
   return Status::Ok();
 }
 
-void Session::Impl::CloseSequence(RequestState& state) {
-  if (state.sequence == SequenceId::kNone) return;
+void Session::Impl::CloseBeam(Beam& beam) {
+  if (!beam.open()) return;
   const Timed timed(stats.manager_s);
   // The handle is the session's own, so Close cannot find it unknown.
-  (void)cache.Close(state.sequence);
-  state.sequence = SequenceId::kNone;
-  state.settled = 0;
-  ReturnBuffer(state.inputs);
+  (void)cache.Close(beam.sequence);
+  beam.sequence = SequenceId::kNone;
+  beam.settled = 0;
+  ReturnBuffer(beam.inputs);
+}
+
+void Session::Impl::CloseSequences(RequestState& state) {
+  for (Beam& beam : state.beams) CloseBeam(beam);
+}
+
+// Tells of all beams that they are about to be closed.
+Status Session::Impl::TellEnds(RequestState& state, SequenceEndReason reason) {
+  if (observer == nullptr) return Status::Ok();
+  for (std::size_t b = 0; b < state.beams.size(); ++b) {
+    const Beam& beam = state.beams[b];
+    if (!beam.open() || beam.settled == 0) continue;
+    const Status told = observer->OnSequenceEnd({.request = state.id,
+                                                 .tag = state.request.tag,
+                                                 .beam = static_cast<int>(b),
+                                                 .sequence = beam.sequence,
+                                                 .settled = beam.settled,
+                                                 .reason = reason});
+    if (!told.ok()) return told;
+  }
+  return Status::Ok();
 }
 
 // Puts the running request that arrived last back at the queue's front.
 Status Session::Impl::PreemptLast() {
   RequestState& victim = *running.back();
-  if (observer != nullptr && victim.settled > 0) {
-    const Status told = observer->OnSequenceEnd(victim.id, victim.request.tag, victim.sequence,
-                                                victim.settled, /*finished=*/false);
-    if (!told.ok()) return told;
+  const Status told = TellEnds(victim, SequenceEndReason::kPreempted);
+  if (!told.ok()) return told;
+  while (!items.empty() && owners.back().state == &victim) {
+    items.pop_back();
+    owners.pop_back();
   }
-  if (!items.empty() && items.back().sequence == victim.sequence) items.pop_back();
-  CloseSequence(victim);
+  CloseSequences(victim);
   // Only the head's prompt is kept in memory.
-  if (!queue.empty()) CloseSequence(*queue.front());
+  if (!queue.empty()) CloseSequences(*queue.front());
   running.pop_back();
   queue.push_front(&victim);
   victim.result.preemptions += 1;
@@ -131,7 +189,18 @@ Status Session::Impl::PreemptLast() {
   return Status::Ok();
 }
 
-// Plans the items, preempting until they fit.
+// Takes the drafts out of the items. False: there are none.
+bool Session::Impl::LeaveOutDrafts() {
+  bool any = false;
+  for (StepItem& item : items) {
+    any = any || item.num_drafts > 0;
+    item.num_tokens -= item.num_drafts;
+    item.num_drafts = 0;
+  }
+  return any;
+}
+
+// Plans the items; leaves drafts out, then preempts, until they fit.
 Result<Step> Session::Impl::PlanBatch() {
   while (true) {
     Result<Step> planned = [&] {
@@ -144,6 +213,7 @@ Result<Step> Session::Impl::PlanBatch() {
       return step;
     }();
     if (planned.ok() || planned.status().code() != Code::kResourceExhausted) return planned;
+    if (LeaveOutDrafts()) continue;
     // One request alone fits, or it would have been refused: the blocks are held elsewhere.
     if (running.size() <= 1) return planned;
     const Status preempted = PreemptLast();

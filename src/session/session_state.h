@@ -12,6 +12,27 @@
 
 namespace lariat::session {
 
+// One sequence of a request.
+struct Beam {
+  std::vector<TokenId> generated;
+
+  // While it is open, as the queue's head or running.
+  SequenceId sequence = SequenceId::kNone;
+  std::int64_t opened_length = 0;  // tokens that the cache knew before any step of it
+  std::int64_t target = 0;         // rows that are computed before it decodes
+  std::int64_t settled = 0;
+  bool fresh = false;        // the executor has seen none of it
+  bool shares_tail = false;  // it was forked inside a block and has not written since
+  // Tokens from `inputs_begin` on: all that are known (0) while target is not reached and in the
+  // step behind it, later the next token and its drafts.
+  std::vector<TokenId> inputs;
+  std::int64_t inputs_begin = 0;
+
+  bool open() const { return sequence != SequenceId::kNone; }
+  bool prefilling() const { return settled < target; }
+  std::int64_t inputs_end() const { return inputs_begin + std::ssize(inputs); }
+};
+
 // One request from Add to its end.
 struct RequestState {
   Request request;
@@ -20,20 +41,16 @@ struct RequestState {
   RequestResult result;
   bool admitted = false;     // ever
   bool first_token = false;  // ever
-
-  std::vector<TokenId> generated;
-  // The greatest settled length it ever had: what is appended below is computed again.
+  bool ended = false;        // it has all its tokens
+  // The greatest settled length it ever had: what is appended below is computed again. All beams
+  // that decode are of one length, so that one number does for all.
   std::int64_t high_water = 0;
+  // As many as it asks for, from the start; until the prompt ends only the first one is used.
+  std::vector<Beam> beams;
 
-  // While it is open, as the queue's head or running.
-  SequenceId sequence = SequenceId::kNone;
-  std::int64_t opened_length = 0;  // tokens it was opened with: prompt and generated
-  std::int64_t settled = 0;
-  // What comes next: the opened tokens from 0 on while settled < opened_length (the prefill), later
-  // the next token and its drafts.
-  std::vector<TokenId> inputs;
-
-  bool prefilling() const { return settled < opened_length; }
+  Beam& first() { return beams.front(); }
+  std::int64_t num_beams() const { return std::ssize(beams); }
+  bool forked() const { return beams.size() > 1 && !beams.front().generated.empty(); }
 };
 
 // Adds the wall time of a scope to a sum.
@@ -56,8 +73,9 @@ class Timed {
 namespace lariat {
 
 // Files: session.cc (requests), session_admission.cc (who runs: the batch, admission, preemption),
-// session_step.cc (a step).
+// session_step.cc (a step), session_beams.cc (requests with several sequences).
 struct Session::Impl {
+  using Beam = session::Beam;
   using RequestState = session::RequestState;
 
   Impl(KVCache& cache_in, Executor& executor_in, const SessionConfig& config_in,
@@ -70,20 +88,39 @@ struct Session::Impl {
   void Finish(RequestState& state, Outcome outcome);
 
   // session_admission.cc
-  void BatchRunning();
+  Status BatchRunning();
+  void BatchSequence(RequestState& state);
+  void AddItem(RequestState& state, std::size_t beam, std::int64_t rows,
+               std::int64_t num_drafts = 0);
   Status Admit();
   Status OpenHead(RequestState& head);
-  void CloseSequence(RequestState& state);
+  void CloseBeam(Beam& beam);
+  void CloseSequences(RequestState& state);
+  Status TellEnds(RequestState& state, SequenceEndReason reason);
   Status PreemptLast();
+  bool LeaveOutDrafts();
   Result<Step> PlanBatch();
+
+  // session_beams.cc
+  std::int64_t BlocksOfBeams(const RequestState& state, std::int64_t length) const;
+  std::int64_t BlocksOwedToBeams(const RequestState& state) const;
+  Status BatchBeams(RequestState& state);
+  Status RestoreBeams(RequestState& state);
+  Result<SequenceId> Fork(const Beam& parent, std::int64_t length);
+  Status ForkFirst(RequestState& state);
+  Status Reorder(RequestState& state, std::span<const int> from);
+  Status TakeBeams(RequestState& state, const ExecutorOutput& output, std::size_t index);
+  Status CheckBeamOutput(const ExecutorOutput& output, std::size_t index) const;
 
   // session_step.cc
   Result<bool> RunStep();
   void DescribeItems(const Step& step);
   Status Poll();
   Status Settle(Step& step, const ExecutorOutput& output);
+  Status TakeOutput(const ExecutorOutput& output);
   Status CheckOutput(const ExecutorOutput& output) const;
   void CountRows(RequestState& state, const ExecutorItem& item, std::int64_t kept);
+  void NoteFirstToken(RequestState& state);
   void TakeTokens(RequestState& state, const ExecutorItem& item, const ExecutorOutput& output,
                   std::size_t index);
   Status RemoveEnded();
@@ -117,9 +154,16 @@ struct Session::Impl {
   SessionStats stats;
   bool failed = false;
 
-  // --- scratch of one step, by item; the i-th item is running[i] ---
+  // --- scratch of one step, by item; those of a request stand together ---
+  struct Owner {
+    RequestState* state = nullptr;
+    std::size_t beam = 0;
+  };
   std::vector<StepItem> items;
+  std::vector<Owner> owners;
   std::int64_t budget = 0;       // rows left
+  std::int64_t decodes = 0;      // rows of it that sequences yet to be batched decode with
+  std::int64_t sequences = 0;    // beams of what runs
   std::int64_t blocks_owed = 0;  // that running prompts and this step's decodes still take
   std::vector<ExecutorItem> executor_items;
   std::vector<StepCommit> commits;
@@ -127,9 +171,11 @@ struct Session::Impl {
   std::vector<std::int64_t> accepted;
   std::vector<std::uint8_t> stop;
   std::vector<std::span<const TokenId>> drafts;
-  std::vector<std::uint8_t> ended;  // by item: the request has all its tokens
+  std::vector<std::span<const TokenId>> first;
+  std::vector<int> parents;
   bool any_ended = false;
   std::vector<TokenId> emitted;
+  std::vector<Beam> reordered;
 };
 
 }  // namespace lariat

@@ -9,21 +9,30 @@
 
 #include "session/simulator_arrivals.h"
 #include "session/simulator_data.h"
+#include "session/simulator_script.h"
 
 namespace lariat {
 namespace {
 
 using session::Arrivals;
+using session::OutputScript;
 using session::SimulatedData;
 
-// Stands for the model: the cost model's seconds, the trace's tokens and, where there is memory,
-// made-up K and V, or latents.
+// Stands for the model: the cost model's seconds, the script's tokens and, where there is memory,
+// made-up K and V, or latents. Drafts are verified as greedy decoding does: those stay that are
+// what the model puts out itself, up to the first that is not.
 class SimulatedModel final : public Executor {
  public:
   // data: null where the backend has no memory.
-  SimulatedModel(const Trace& trace, const ModelCost& cost, const DeviceSpec& device,
-                 SimulatedData* data)
-      : trace_(trace), cost_(cost), device_(device), data_(data) {}
+  SimulatedModel(const Trace& trace, const SimulatorConfig& config, const OutputScript& script,
+                 const ModelCost& cost, SimulatedData* data)
+      : trace_(trace),
+        script_(script),
+        cost_(cost),
+        device_(config.device),
+        num_drafts_(config.draft_tokens),
+        data_(data),
+        generated_(static_cast<std::size_t>(trace.size())) {}
 
   Status Run(const ExecutorStep& step, ExecutorOutput& output) override {
     if (data_ != nullptr) {
@@ -31,38 +40,80 @@ class SimulatedModel final : public Executor {
       if (!appended.ok()) return appended;
     }
     StepWork work;
+    spare_.resize(step.items.size() * SparePerItem());
     for (std::size_t i = 0; i < step.items.size(); ++i) {
       const ExecutorItem& item = step.items[i];
-      const std::int64_t length = item.start + item.count;
-      work.Add(item.count, length, item.samples);
+      work.Add(item.count, item.start + item.count, item.samples);
+      work.logit_rows += item.drafts;  // each draft is compared with what its row puts out
       if (!item.samples) continue;
-      const auto index = static_cast<std::int64_t>(item.tag);
-      const std::int64_t prompt = trace_.requests()[item.tag].input_length;
-      output.next[i] = trace_.OutputToken(index, length - prompt);
+      Sample(item, i, output);
     }
+    if (data_ != nullptr) data_->EndStep(step, output);
     output.seconds = StepSeconds(cost_, device_, work);
     return Status::Ok();
   }
 
+  // Tokens that a request has put out, or each of its beams.
+  std::int64_t generated(std::uint64_t tag) const { return generated_[tag]; }
+
  private:
+  // Drafts of one item, or the first tokens of its forks.
+  std::size_t SparePerItem() const {
+    return static_cast<std::size_t>(std::max(num_drafts_, script_.beams() - 1));
+  }
+
+  void Sample(const ExecutorItem& item, std::size_t i, ExecutorOutput& output) {
+    const auto index = static_cast<std::int64_t>(item.tag);
+    const TraceRequest& request = trace_.requests()[item.tag];
+    const std::int64_t certain = item.count - item.drafts;
+    std::int64_t position = item.start + certain - request.input_length;
+    for (std::int64_t row = certain; row < item.count; ++row, ++position) {
+      if (item.tokens[static_cast<std::size_t>(row)] != script_.Token(index, position, 0)) break;
+      output.accepted[i] += 1;
+    }
+    output.next[i] = script_.Token(index, position, item.beam);
+    output.parents[i] = script_.Parent(index, position, item.beam);
+    generated_[item.tag] = position + 1;
+
+    const auto spare = std::span(spare_).subspan(i * SparePerItem(), SparePerItem());
+    std::size_t count = 0;
+    for (int fork = 1; fork <= item.forks; ++fork) {
+      spare[count++] = script_.Token(index, position, fork);
+    }
+    output.first[i] = spare.first(count);
+    if (num_drafts_ == 0) return;
+    // The last token is never fed in, so a draft of it is of no use.
+    const std::int64_t end = std::min(position + 1 + num_drafts_, request.output_length - 1);
+    for (std::int64_t next = position + 1; next < end; ++next) {
+      spare[count++] = script_.Draft(index, next);
+    }
+    output.drafts[i] = spare.first(count);
+  }
+
   const Trace& trace_;
+  const OutputScript& script_;
   const ModelCost& cost_;
   const DeviceSpec& device_;
+  const int num_drafts_;
   SimulatedData* const data_;
+  std::vector<std::int64_t> generated_;
+  std::vector<TokenId> spare_;  // [items][SparePerItem()]
 };
 
 // Keeps the results, and has sequences checked before they are closed.
 class Recorder final : public SessionObserver {
  public:
   // checked: null where nothing is to be compared.
-  Recorder(std::int64_t requests, SimulatedData* checked) : checked_(checked) {
+  Recorder(std::int64_t requests, const SimulatedModel& model, SimulatedData* checked)
+      : model_(model), checked_(checked) {
     results_.reserve(static_cast<std::size_t>(requests));
   }
 
-  Status OnSequenceEnd(RequestId, std::uint64_t tag, SequenceId sequence, std::int64_t settled,
-                       bool finished) override {
+  Status OnSequenceEnd(const SequenceEnd& end) override {
     if (checked_ == nullptr) return Status::Ok();
-    return checked_->CheckSequence(static_cast<std::int64_t>(tag), sequence, settled, finished);
+    // A beam that nobody goes on from is what it was before the step's output.
+    const bool dropped = end.reason == SequenceEndReason::kDropped;
+    return checked_->CheckSequence(end, model_.generated(end.tag) - (dropped ? 1 : 0));
   }
   void OnDone(const RequestResult& result) override { results_.push_back(result); }
 
@@ -70,6 +121,7 @@ class Recorder final : public SessionObserver {
   std::vector<RequestResult> TakeResults() { return std::move(results_); }
 
  private:
+  const SimulatedModel& model_;
   SimulatedData* const checked_;
   std::vector<RequestResult> results_;
 };
@@ -90,6 +142,24 @@ Status CheckConfig(const SimulatorConfig& config) {
     return InvalidArgument("the fault's step = " + std::to_string(config.fault_step) +
                            "; allowed: at least 1");
   }
+  if (config.draft_tokens < 0 || config.draft_tokens > 64) {
+    return InvalidArgument("draft_tokens = " + std::to_string(config.draft_tokens) +
+                           "; allowed: 1 to 64, or 0 for no speculation");
+  }
+  if (!(config.acceptance >= 0 && config.acceptance <= 1)) {
+    return InvalidArgument("acceptance = " + std::to_string(config.acceptance) +
+                           "; allowed: 0 to 1");
+  }
+  const std::int64_t most_beams =
+      std::min<std::int64_t>({64, config.max_batch, config.prefill_chunk});
+  if (config.beams != 1 && (config.beams < 1 || config.beams > most_beams)) {
+    return InvalidArgument("beams = " + std::to_string(config.beams) + "; allowed: 1 to " +
+                           std::to_string(most_beams) +
+                           ", the least of 64, max_batch and prefill_chunk");
+  }
+  if (config.beams > 1 && config.draft_tokens > 0) {
+    return InvalidArgument("beams and draft_tokens are both given; allowed: one of them");
+  }
   return Status::Ok();
 }
 
@@ -102,7 +172,7 @@ CacheConfig MakeCacheConfig(const Trace& trace, const SimulatorConfig& config) {
   cache.memory = config.memory;
   cache.block_size = config.block_size;
   // Without token identity no two prompts are alike, and looking for hits would only cost time.
-  cache.reuse = trace.has_token_identity() ? Reuse::kBlock : Reuse::kNone;
+  cache.reuse = trace.has_token_identity() ? config.reuse : Reuse::kNone;
   cache.max_steps_in_flight = 1;
   cache.max_sequences = config.max_batch + 1;
   const std::int64_t longest = trace.max_tokens();
@@ -112,7 +182,7 @@ CacheConfig MakeCacheConfig(const Trace& trace, const SimulatorConfig& config) {
   return cache;
 }
 
-Request MakeRequest(const Trace& trace, std::int64_t index, double arrival_s) {
+Request MakeRequest(const Trace& trace, std::int64_t index, double arrival_s, int beams) {
   const TraceRequest& request = trace.requests()[static_cast<std::size_t>(index)];
   Request made;
   made.prompt_length = request.input_length;
@@ -123,6 +193,7 @@ Request MakeRequest(const Trace& trace, std::int64_t index, double arrival_s) {
   made.arrival_s = arrival_s;
   made.tag = static_cast<std::uint64_t>(index);
   made.salt = request.tenant;
+  made.beams = beams;
   return made;
 }
 
@@ -151,7 +222,8 @@ Status Replay(const Trace& trace, const SimulatorConfig& config, Session& sessio
     while (is_due()) {
       const Arrivals::Arrival next = arrivals.Take();
       const double when = closed ? session.now() : next.time_s;
-      const Result<RequestId> added = session.Add(MakeRequest(trace, next.index, when));
+      const Result<RequestId> added =
+          session.Add(MakeRequest(trace, next.index, when, config.beams));
       if (!added.ok()) return added.status();
       tell_ends();
     }
@@ -244,10 +316,12 @@ Result<SimulationResult> Simulate(const Trace& trace, const SimulatorConfig& con
   SimulationResult result;
   result.backend = cache->device().kind();
   result.backend_name = cache->device().name();
+  const OutputScript script(
+      trace, {.seed = config.seed, .acceptance = config.acceptance, .beams = config.beams});
   std::unique_ptr<SimulatedData> data;
   if (result.backend != BackendKind::kNull) {
     Result<std::unique_ptr<SimulatedData>> made =
-        SimulatedData::Create(*cache, trace,
+        SimulatedData::Create(*cache, trace, script,
                               {.seed = config.seed,
                                .mla = config.model.mla,
                                .fault = config.fault,
@@ -260,8 +334,8 @@ Result<SimulationResult> Simulate(const Trace& trace, const SimulatorConfig& con
         "backend cpu or cuda");
   }
 
-  SimulatedModel model(trace, *cost, config.device, data.get());
-  Recorder recorder(trace.size(), config.check ? data.get() : nullptr);
+  SimulatedModel model(trace, config, script, *cost, data.get());
+  Recorder recorder(trace.size(), model, config.check ? data.get() : nullptr);
   Result<Session> session = Session::Create(
       *cache, model, {.max_batch = config.max_batch, .max_step_tokens = config.prefill_chunk},
       &recorder);

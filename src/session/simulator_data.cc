@@ -17,20 +17,22 @@ constexpr std::int64_t kCheckRows = 512;
 
 }  // namespace
 
-SimulatedData::SimulatedData(KVCache& cache, const Trace& trace, const Options& options)
+SimulatedData::SimulatedData(KVCache& cache, const Trace& trace, const OutputScript& script,
+                             const Options& options)
     : cache_(cache),
-      trace_(trace),
+      script_(script),
       dtype_(cache.config().dtype),
       chain_start_(kChainStart + options.seed),
       kv_lora_rank_(options.mla.kv_lora_rank),
       norm_eps_(static_cast<float>(options.mla.norm_eps)),
       uploads_(cache.device().kind() == BackendKind::kCuda),
       fault_(options.fault, options.fault_step),
-      running_(static_cast<std::size_t>(trace.size())) {}
+      running_(static_cast<std::size_t>(trace.size()) * static_cast<std::size_t>(script.beams())) {}
 
 Result<std::unique_ptr<SimulatedData>> SimulatedData::Create(KVCache& cache, const Trace& trace,
+                                                             const OutputScript& script,
                                                              const Options& options) {
-  std::unique_ptr<SimulatedData> data(new SimulatedData(cache, trace, options));
+  std::unique_ptr<SimulatedData> data(new SimulatedData(cache, trace, script, options));
   const auto num_layers = static_cast<int>(cache.config().layers.size());
   for (int layer = 0; layer < num_layers; ++layer) {
     const Result<LayerView> view = cache.Layer(layer);
@@ -120,12 +122,33 @@ Status SimulatedData::MakeStages() {
 void SimulatedData::MakeChains(const ExecutorStep& step) {
   chains_.resize(static_cast<std::size_t>(step.step.num_tokens()));
   for (const ExecutorItem& item : step.items) {
-    std::uint64_t& chain = running_[item.tag];
+    std::uint64_t& chain = Chain(item, item.beam);
     const bool first_step = item.start == 0 || !item.cached.empty();
     if (first_step) chain = chain_start_;
     for (const TokenId token : item.cached) chain = ChainNext(chain, token);
-    chain = ChainTokens(chain, item.tokens,
-                        std::span(chains_).subspan(static_cast<std::size_t>(item.first_row)));
+    ChainTokens(chain, item.tokens,
+                std::span(chains_).subspan(static_cast<std::size_t>(item.first_row)));
+  }
+}
+
+void SimulatedData::EndStep(const ExecutorStep& step, const ExecutorOutput& output) {
+  const std::span<const ExecutorItem> items = step.items;
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const std::int64_t kept = items[i].count - items[i].drafts + output.accepted[i];
+    Chain(items[i], items[i].beam) =
+        chains_[static_cast<std::size_t>(items[i].first_row + kept - 1)];
+    for (int fork = 1; fork <= items[i].forks; ++fork) Chain(items[i], fork) = Chain(items[i], 0);
+  }
+  if (script_.beams() == 1) return;
+  // Beams of a request that put something out stand together, in order.
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    if (!items[i].samples || items[i].beam != 0 || items[i].forks > 0) continue;
+    const std::uint64_t* const first = &Chain(items[i], 0);
+    parents_.assign(first, first + script_.beams());
+    for (int beam = 0; beam < script_.beams(); ++beam) {
+      const int parent = output.parents[i + static_cast<std::size_t>(beam)];
+      Chain(items[i], beam) = parents_[static_cast<std::size_t>(parent)];
+    }
   }
 }
 
@@ -210,18 +233,6 @@ CheckResult SimulatedData::check_result() const {
   return result;
 }
 
-// The chains of a request's first `count` tokens, from the trace.
-void SimulatedData::MakeSequenceChains(std::int64_t index, std::int64_t count) {
-  trace_.PromptTokens(index, tokens_);
-  const std::int64_t prompt = std::ssize(tokens_);
-  for (std::int64_t i = prompt; i < count; ++i) {
-    tokens_.push_back(trace_.OutputToken(index, i - prompt));
-  }
-  expected_chains_.resize(static_cast<std::size_t>(count));
-  ChainTokens(chain_start_, std::span(tokens_).first(static_cast<std::size_t>(count)),
-              expected_chains_);
-}
-
 // What a layer must hold for these chains, whose first row stands at position `first`.
 void SimulatedData::FillExpected(std::span<const std::uint64_t> chains, int layer,
                                  std::int64_t first) {
@@ -265,9 +276,14 @@ std::int64_t SimulatedData::CompareRows(int layer, std::int64_t first, std::int6
   return wrong;
 }
 
-Status SimulatedData::CheckSequence(std::int64_t index, SequenceId sequence, std::int64_t settled,
-                                    bool finished) {
-  MakeSequenceChains(index, settled);
+Status SimulatedData::CheckSequence(const SequenceEnd& end, std::int64_t generated) {
+  const std::int64_t settled = end.settled;
+  script_.Tokens(static_cast<std::int64_t>(end.tag), end.beam, generated, tokens_);
+  // A row too many has no token: whatever it holds is wrong.
+  const std::int64_t known = std::min(settled, std::ssize(tokens_));
+  expected_chains_.assign(static_cast<std::size_t>(settled), 0);
+  ChainTokens(chain_start_, std::span(tokens_).first(static_cast<std::size_t>(known)),
+              expected_chains_);
   std::int64_t mismatches = 0;
   for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
     const LayerShape& shape = layers_[layer];
@@ -279,15 +295,15 @@ Status SimulatedData::CheckSequence(std::int64_t index, SequenceId sequence, std
     expected_v_.resize(v_words);
     for (std::int64_t first = 0; first < settled; first += kCheckRows) {
       const std::int64_t count = std::min(kCheckRows, settled - first);
-      const Status read = cache_.ReadRows(sequence, static_cast<int>(layer), first, count,
+      const Status read = cache_.ReadRows(end.sequence, static_cast<int>(layer), first, count,
                                           stored_k_.data(), stored_v_.data());
       if (!read.ok()) return read;
       mismatches += CompareRows(static_cast<int>(layer), first, count);
     }
   }
   check_.mismatches += mismatches;
-  check_.sequences += finished ? 1 : 0;
-  fault_.Checked(sequence, mismatches > 0);
+  check_.sequences += end.reason == SequenceEndReason::kFinished ? 1 : 0;
+  fault_.Checked(end.sequence, mismatches > 0);
   return Status::Ok();
 }
 

@@ -13,6 +13,7 @@
 #include "lariat/status.h"
 #include "lariat/trace.h"
 #include "session/simulator_fault.h"
+#include "session/simulator_script.h"
 #include "session/synthetic_kv.h"
 
 namespace lariat::session {
@@ -30,16 +31,20 @@ class SimulatedData {
     std::int64_t fault_step = 1;
   };
   // Errors: kResourceExhausted (staging memory), kDeviceError, kInvalidArgument (a rope).
+  // script: must outlive this.
   static Result<std::unique_ptr<SimulatedData>> Create(KVCache& cache, const Trace& trace,
+                                                       const OutputScript& script,
                                                        const Options& options);
 
   // Every layer's rows of a step; returns when they are stored.
   Status AppendStep(const ExecutorStep& step);
+  // What the step's output made of its rows: which are kept, and who goes on from whom.
+  void EndStep(const ExecutorStep& step, const ExecutorOutput& output);
 
-  // Compares rows [0, settled) of every layer, bit for bit. The token ids are those of the trace's
-  // request `index`, never those that the cache was given.
-  Status CheckSequence(std::int64_t index, SequenceId sequence, std::int64_t settled,
-                       bool finished);
+  // Compares a sequence's rows in every layer, bit for bit. The token ids are those of the trace
+  // and the script for a beam that has put out `generated` tokens, never those that the cache was
+  // given.
+  Status CheckSequence(const SequenceEnd& end, std::int64_t generated);
 
   CheckResult check_result() const;
   double device_s() const { return device_s_; }  // wall seconds of uploads and appends
@@ -58,7 +63,8 @@ class SimulatedData {
     int rope = -1;
   };
 
-  SimulatedData(KVCache& cache, const Trace& trace, const Options& options);
+  SimulatedData(KVCache& cache, const Trace& trace, const OutputScript& script,
+                const Options& options);
   Status MakeStages();
   Status MakeRopes();
   Status MakeNormWeights();
@@ -67,15 +73,18 @@ class SimulatedData {
   Status AppendLayer(const ExecutorStep& step, int layer);
   void FillStage(const Stage& stage, int layer);
   Status Append(const ExecutorStep& step, int layer, const void* k, const void* v);
-  void MakeSequenceChains(std::int64_t index, std::int64_t count);
   void FillExpected(std::span<const std::uint64_t> chains, int layer, std::int64_t first);
   std::int64_t CompareRows(int layer, std::int64_t first, std::int64_t count);
+  std::uint64_t& Chain(const ExecutorItem& item, int beam) {
+    return running_[item.tag * static_cast<std::size_t>(script_.beams()) +
+                    static_cast<std::size_t>(beam)];
+  }
   std::size_t KeyBytes(const LayerShape& shape) const;
   std::size_t ValueBytes(const LayerShape& shape) const;
 
   // --- constant after Create ---
   KVCache& cache_;
-  const Trace& trace_;
+  const OutputScript& script_;
   const DType dtype_;
   const std::uint64_t chain_start_;
   const int kv_lora_rank_;  // of MLA layers
@@ -86,9 +95,11 @@ class SimulatedData {
   DeviceBuffer norm_device_;              // the same
 
   FaultInjector fault_;
-  std::vector<Stage> stages_;           // a ring
-  std::vector<RopeRows> ropes_;         // of the cache's config; one more for layers without
-  std::vector<std::uint64_t> running_;  // by request: the chain of what it has in the cache
+  std::vector<Stage> stages_;    // a ring
+  std::vector<RopeRows> ropes_;  // of the cache's config; one more for layers without
+  // By request and beam: the chain of what it has in the cache.
+  std::vector<std::uint64_t> running_;
+  std::vector<std::uint64_t> parents_;  // those of a request before its beams are exchanged
   std::vector<std::uint64_t> chains_;   // by row of the step
   double device_s_ = 0;
 

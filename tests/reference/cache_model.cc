@@ -36,14 +36,39 @@ std::vector<int> CacheModel::Indexed(std::span<const TokenId> tokens,
 }
 
 // At least one token of a prompt is always computed.
-PrefixMatch CacheModel::Match(std::span<const TokenId> prompt, const std::string& options) const {
-  PrefixMatch match;
-  if (prompt.empty() || !config_.reuse) return match;
-  for (const int block : Indexed(prompt.first(prompt.size() - 1), options)) {
-    ++match.blocks;
-    match.tokens += config_.block_size;
-    if (std::find(lru_.begin(), lru_.end(), block) != lru_.end()) ++match.idle_blocks;
+ModelHit CacheModel::Hit(std::span<const TokenId> prompt, const std::string& options) const {
+  ModelHit hit;
+  if (prompt.empty() || !config_.reuse) return hit;
+  const std::vector<TokenId> wanted(prompt.begin(), prompt.end() - 1);
+  hit.blocks = Indexed(wanted, options);
+  const std::int64_t whole = std::ssize(hit.blocks) * config_.block_size;
+  hit.tokens = whole;
+  if (!config_.tokens) return hit;
+  // All blocks that may come next, in order of their tokens. Of those that agree longest, the last
+  // one before the prompt, or else the first one after.
+  for (const auto& [key, block] : index_) {
+    const std::vector<TokenId>& tokens = key.second;
+    if (key.first != options || std::ssize(tokens) <= whole ||
+        std::ssize(tokens) > whole + config_.block_size) {
+      continue;
+    }
+    const auto ends = std::mismatch(tokens.begin(), tokens.end(), wanted.begin(), wanted.end());
+    const std::int64_t same = ends.first - tokens.begin();
+    if (same <= whole || same < hit.tokens) continue;
+    if (same == hit.tokens && tokens >= wanted) continue;
+    hit.tokens = same;
+    hit.source = block;
   }
+  return hit;
+}
+
+PrefixMatch CacheModel::Match(std::span<const TokenId> prompt, const std::string& options) const {
+  const ModelHit hit = Hit(prompt, options);
+  PrefixMatch match;
+  match.tokens = hit.tokens;
+  match.blocks = std::ssize(hit.blocks);
+  match.idle_blocks =
+      std::count_if(hit.blocks.begin(), hit.blocks.end(), [&](int block) { return Idle(block); });
   return match;
 }
 
@@ -52,6 +77,7 @@ bool CacheModel::HasIndexedChild(int block, const std::set<int>& gone) const {
   for (const auto& [key, child] : index_) {
     if (child == block || gone.count(child) > 0 || key.first != parent.index_options) continue;
     const std::vector<TokenId>& prefix = *parent.index_tokens;
+    if (std::ssize(prefix) % config_.block_size != 0) return false;
     if (key.second.size() > prefix.size() &&
         std::equal(prefix.begin(), prefix.end(), key.second.begin())) {
       return true;
@@ -102,17 +128,22 @@ void CacheModel::MaybeReturn(int block) {
   }
 }
 
-// Takes a block from a sequence; at once, or when the last live step that has the sequence ends.
-void CacheModel::Release(SequenceId id, int block) {
+// The last live step that has the sequence.
+ModelStep* CacheModel::LastStepOf(SequenceId id) {
   ModelStep* last = nullptr;
   for (ModelStep& step : steps_) {
     for (const ModelEntry& entry : step.entries) {
       if (entry.sequence == id) last = &step;
     }
   }
-  if (last != nullptr) {
+  return last;
+}
+
+// Takes a block from a sequence; at once, or when the last live step that has the sequence ends.
+void CacheModel::Release(SequenceId id, int block) {
+  if (ModelStep* last = LastStepOf(id)) {
     ++blocks_.at(block).pins;
-    last->releases.push_back(block);
+    last->releases.push_back({block, id});
   }
   Drop(block);
 }
@@ -147,6 +178,25 @@ void CacheModel::Publish(SequenceId id, ModelSequence& sequence) {
       ++merged_;
     }
   }
+}
+
+// The last block of a sequence that has ended, where nobody else needs it, stays for what it holds.
+void CacheModel::PublishTail(const ModelSequence& sequence) {
+  if (!config_.reuse || !config_.tokens || !sequence.indexable) return;
+  const std::int64_t end = std::min<std::int64_t>(sequence.settled, std::ssize(sequence.ids));
+  if (end % config_.block_size == 0) return;
+  ModelBlock& block = blocks_.at(sequence.table.at(end / config_.block_size));
+  if (block.refs > 1 || block.pins > 0 || block.index_tokens) return;
+  const std::vector<TokenId> tokens(sequence.ids.begin(), sequence.ids.begin() + end);
+  for (const auto& [key, other] : index_) {
+    if (key.first == sequence.options && std::ssize(key.second) >= end &&
+        std::equal(tokens.begin(), tokens.end(), key.second.begin())) {
+      return;
+    }
+  }
+  index_[{sequence.options, tokens}] = sequence.table.at(end / config_.block_size);
+  block.index_tokens = tokens;
+  block.index_options = sequence.options;
 }
 
 // --- Sequences ------------------------------------------------------------------------------
@@ -254,8 +304,10 @@ void CacheModel::Clear() {
     free_.insert(block);
   }
   lru_.clear();
-  for (auto& [id, sequence] : sequences_) {
-    if (!sequence.table.empty()) sequence.indexable = false;
+  for (auto* const all : {&sequences_, &closed_}) {
+    for (auto& [id, sequence] : *all) {
+      if (!sequence.table.empty()) sequence.indexable = false;
+    }
   }
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <list>
 #include <map>
@@ -34,6 +35,7 @@ struct ModelConfig {
   std::int64_t max_tokens_per_sequence = 0;
   std::int64_t max_tokens_per_step = 0;
   bool reuse = true;
+  bool tokens = false;  // hits may end inside a block
 };
 
 // The options a sequence's blocks are keyed by, as one string.
@@ -63,6 +65,8 @@ struct ModelSequence {
 struct ModelCopy {
   std::size_t index = 0;
   int source = 0, copy = 0;
+  bool of_hit = false;    // no table named the source
+  bool was_idle = false;  // the source, before the plan
 };
 
 struct ModelEntry {
@@ -79,13 +83,21 @@ struct ModelStep {
   std::uint64_t number = 0;
   std::vector<ModelEntry> entries;
   std::vector<int> victims;
-  std::vector<int> fresh;     // placeholders, until bound
-  std::vector<int> releases;  // blocks it pins
+  std::vector<int> fresh;                            // placeholders, until bound
+  std::vector<std::pair<int, SequenceId>> releases;  // blocks it pins, for whom
 };
 
 struct ModelPlan {
-  std::set<Code> codes;  // what Plan may answer
-  PlanFailure failure;   // where that is a lack of blocks
+  std::set<Code> codes;   // what Plan may answer
+  PlanFailure failure;    // where that is a lack of blocks
+  bool copy_idle = true;  // hits may be copied from idle blocks: there is room to keep those
+};
+
+// A cached prefix of a prompt: whole blocks, and the block whose first tokens come next.
+struct ModelHit {
+  std::vector<int> blocks;
+  std::optional<int> source;
+  std::int64_t tokens = 0;
 };
 
 class CacheModel {
@@ -98,7 +110,7 @@ class CacheModel {
 
   // What Plan may answer. Where kOk is among it, PlanStep may follow.
   ModelPlan CheckPlan(std::span<const StepItem> items, const StepShape& shape) const;
-  void PlanStep(std::span<const StepItem> items);
+  void PlanStep(std::span<const StepItem> items, bool copy_idle);
   void DropPlan();
   // Takes the plan; `table_of` tells the cache's table of a sequence. Returns what is wrong with
   // the blocks that the cache took, or "".
@@ -156,6 +168,11 @@ class CacheModel {
   using IndexKey = std::pair<std::string, std::vector<TokenId>>;
 
   std::vector<int> Indexed(std::span<const TokenId> tokens, const std::string& options) const;
+  ModelHit Hit(std::span<const TokenId> prompt, const std::string& options) const;
+  bool Idle(int block) const { return std::find(lru_.begin(), lru_.end(), block) != lru_.end(); }
+  std::set<Code> CheckItems(std::span<const StepItem> items, const StepShape& shape) const;
+  ModelPlan TryPlan(std::span<const StepItem> items, bool copy_idle) const;
+  void PublishTail(const ModelSequence& sequence);
   bool HasIndexedChild(int block, const std::set<int>& gone) const;
   std::vector<int> Victims(std::int64_t count) const;
   std::int64_t OpenHolders(int block) const;
@@ -168,7 +185,8 @@ class CacheModel {
   void TrimTable(SequenceId id, ModelSequence& sequence, std::int64_t tokens);
   void Publish(SequenceId id, ModelSequence& sequence);
   std::string Bind(const std::map<int, int>& real);
-  void EndReleases(const ModelStep& step);
+  void EndReleases(const ModelStep& step, bool discarded);
+  ModelStep* LastStepOf(SequenceId id);
   void EndOfClosed(SequenceId id);
   std::int64_t BlocksFor(std::int64_t tokens) const;
   void NotePeak();

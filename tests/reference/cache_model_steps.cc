@@ -16,14 +16,24 @@ bool PositionsOk(const StepItem& item, std::int64_t limit) {
                      [&](std::int32_t p) { return p >= 0 && p < limit; });
 }
 
+bool Fits(std::int64_t rows, std::int64_t items, const StepShape& shape,
+          const ModelConfig& config) {
+  return rows <= config.max_tokens_per_step &&
+         (shape.max_tokens == 0 ||
+          (shape.max_tokens >= rows && shape.max_tokens <= config.max_tokens_per_step)) &&
+         (shape.max_sequences == 0 ||
+          (shape.max_sequences >= items && shape.max_sequences <= config.max_sequences));
+}
+
 }  // namespace
 
-ModelPlan CacheModel::CheckPlan(std::span<const StepItem> items, const StepShape& shape) const {
-  ModelPlan plan;
+std::set<Code> CacheModel::CheckItems(std::span<const StepItem> items,
+                                      const StepShape& shape) const {
+  std::set<Code> codes;
   std::set<SequenceId> seen;
   std::int64_t rows = 0;
   bool invalid = items.empty();
-  if (std::ssize(steps_) >= config_.max_steps_in_flight) plan.codes.insert(Code::kNotReady);
+  if (std::ssize(steps_) >= config_.max_steps_in_flight) codes.insert(Code::kNotReady);
   for (const StepItem& item : items) {
     const auto found = sequences_.find(item.sequence);
     if (found == sequences_.end() || !seen.insert(item.sequence).second || item.num_tokens < 1 ||
@@ -39,44 +49,63 @@ ModelPlan CacheModel::CheckPlan(std::span<const StepItem> items, const StepShape
       count = std::min(count, std::ssize(sequence.prompt) - start);
     }
     if (start + count > sequence.max_length) invalid = true;
-    if (DraftsPending(item.sequence)) plan.codes.insert(Code::kNotReady);
+    if (DraftsPending(item.sequence)) codes.insert(Code::kNotReady);
     rows += count;
   }
-  if (rows > config_.max_tokens_per_step) invalid = true;
-  if (shape.max_tokens != 0 &&
-      (shape.max_tokens < rows || shape.max_tokens > config_.max_tokens_per_step)) {
-    invalid = true;
-  }
-  if (shape.max_sequences != 0 &&
-      (shape.max_sequences < std::ssize(items) || shape.max_sequences > config_.max_sequences)) {
-    invalid = true;
-  }
-  if (invalid) plan.codes.insert(Code::kInvalidArgument);
-  if (!plan.codes.empty()) return plan;
+  if (!Fits(rows, std::ssize(items), shape, config_)) invalid = true;
+  if (invalid) codes.insert(Code::kInvalidArgument);
+  return codes;
+}
 
-  // Try it on a copy.
+// Tries it on a copy.
+ModelPlan CacheModel::TryPlan(std::span<const StepItem> items, bool copy_idle) const {
+  ModelPlan plan;
+  plan.copy_idle = copy_idle;
   CacheModel trial = *this;
   trial.before_plan_.reset();
-  trial.PlanStep(items);
-  bool never = false;  // one item alone is longer than the pool
+  trial.PlanStep(items, copy_idle);
+  bool never = false;     // one item alone is longer than the pool
+  std::set<int> claimed;  // idle blocks that the items' hits take
   for (const ModelEntry& entry : trial.plan_->entries) {
     plan.failure.needed += entry.need;
     plan.failure.sequences.push_back({entry.sequence, entry.need});
     never |= std::ssize(entry.named) > config_.total_blocks;
-  }
-  std::set<int> claimed;  // idle blocks that the items' hits take
-  for (const ModelEntry& entry : trial.plan_->entries) {
     for (const int block : entry.named) {
-      if (std::find(lru_.begin(), lru_.end(), block) != lru_.end()) claimed.insert(block);
+      if (Idle(block)) claimed.insert(block);
     }
+    if (entry.copied && Idle(entry.copied->source)) claimed.insert(entry.copied->source);
   }
   plan.failure.available = std::ssize(free_) + std::ssize(lru_) - std::ssize(claimed);
   if (plan.failure.needed <= plan.failure.available) {
     plan.codes.insert(Code::kOk);
-    return plan;
+  } else {
+    plan.codes.insert(never ? Code::kNeverFits : Code::kResourceExhausted);
   }
-  plan.codes.insert(never ? Code::kNeverFits : Code::kResourceExhausted);
   return plan;
+}
+
+ModelPlan CacheModel::CheckPlan(std::span<const StepItem> items, const StepShape& shape) const {
+  ModelPlan plan;
+  plan.codes = CheckItems(items, shape);
+  if (!plan.codes.empty()) return plan;
+  plan = TryPlan(items, /*copy_idle=*/true);
+  if (plan.codes.count(Code::kOk) > 0) return plan;
+  // An idle block that a hit is copied from is in the way: such hits are given up, where that does
+  // not make the step longer than a step may be.
+  CacheModel trial = *this;
+  trial.before_plan_.reset();
+  trial.PlanStep(items, /*copy_idle=*/true);
+  bool in_the_way = false;
+  for (const ModelEntry& entry : trial.plan_->entries) {
+    in_the_way |= entry.copied && Idle(entry.copied->source) && entry.copied->was_idle;
+  }
+  if (!in_the_way) return plan;
+  trial = *this;
+  trial.PlanStep(items, /*copy_idle=*/false);
+  std::int64_t rows = 0;
+  for (const ModelEntry& entry : trial.plan_->entries) rows += entry.count;
+  if (!Fits(rows, std::ssize(items), shape, config_)) return plan;
+  return TryPlan(items, /*copy_idle=*/false);
 }
 
 // Closed sequences do not count: what their live steps read was read, in stream order, before a
@@ -89,7 +118,7 @@ std::int64_t CacheModel::OpenHolders(int block) const {
 }
 
 // All claims precede all allocations; free blocks are taken before victims.
-void CacheModel::PlanStep(std::span<const StepItem> items) {
+void CacheModel::PlanStep(std::span<const StepItem> items, bool copy_idle) {
   before_plan_ = std::make_shared<const CacheModel>(*this);
   ModelStep step;
   step.number = next_step_++;
@@ -101,10 +130,21 @@ void CacheModel::PlanStep(std::span<const StepItem> items) {
     entry.drafts = item.num_drafts;
     entry.count = item.num_tokens;
     if (entry.first_plan && !sequence.prompt.empty()) {
-      entry.hit = Match(sequence.prompt, sequence.options).tokens;
-      const std::span<const TokenId> hit = std::span(sequence.prompt).first(entry.hit);
-      if (entry.hit > 0) sequence.table = Indexed(hit, sequence.options);
+      const ModelHit hit = Hit(sequence.prompt, sequence.options);
+      entry.hit = hit.tokens;
+      sequence.table = hit.blocks;
       for (const int block : sequence.table) Hold(block);
+      if (hit.source) {
+        const bool idle = Idle(*hit.source);
+        if (idle && !copy_idle && item.positions.empty()) {
+          entry.hit = std::ssize(hit.blocks) * config_.block_size;
+        } else {
+          entry.copied = ModelCopy{hit.blocks.size(), *hit.source, 0, true, idle};
+          lru_.remove(*hit.source);
+          ++blocks_.at(*hit.source).pins;
+          step.releases.push_back({*hit.source, item.sequence});
+        }
+      }
       sequence.base = entry.hit;
       entry.count = std::min(entry.count, std::ssize(sequence.prompt) - entry.hit);
     }
@@ -127,14 +167,17 @@ void CacheModel::PlanStep(std::span<const StepItem> items) {
       return block;
     };
     const std::size_t first = entry.start / config_.block_size;
-    if (entry.start % config_.block_size != 0) {
+    if (entry.copied) {
+      entry.copied->copy = take();
+      sequence.table.push_back(entry.copied->copy);
+    } else if (entry.start % config_.block_size != 0) {
       const int source = sequence.table[first];
       if (OpenHolders(source) > 1 || blocks_.at(source).index_tokens) {
-        entry.copied = ModelCopy{first, source, take()};
+        entry.copied = ModelCopy{first, source, take(), false, false};
         sequence.table[first] = entry.copied->copy;
         ++blocks_.at(source).pins;
         --blocks_.at(source).refs;
-        step.releases.push_back(source);
+        step.releases.push_back({source, entry.sequence});
       }
     }
     while (std::ssize(sequence.table) < BlocksFor(entry.start + entry.count)) {
@@ -203,13 +246,22 @@ std::string CacheModel::Bind(const std::map<int, int>& real) {
   return "";
 }
 
-void CacheModel::EndReleases(const ModelStep& step) {
-  for (const int block : step.releases) Unpin(block);
+// What a discarded step lets go of waits for the steps before it that have the sequence too.
+void CacheModel::EndReleases(const ModelStep& step, bool discarded) {
+  for (const auto& release : step.releases) {
+    ModelStep* const earlier = discarded ? LastStepOf(release.second) : nullptr;
+    if (earlier != nullptr) {
+      earlier->releases.push_back(release);
+    } else {
+      Unpin(release.first);
+    }
+  }
 }
 
 void CacheModel::EndOfClosed(SequenceId id) {
   const auto closed = closed_.find(id);
   if (closed == closed_.end() || InLiveStep(id)) return;
+  PublishTail(closed->second);
   TrimTable(id, closed->second, 0);
   closed_.erase(closed);
 }
@@ -255,7 +307,7 @@ void CacheModel::Commit(std::size_t index, const std::map<SequenceId, Keep>& kee
       Publish(entry.sequence, sequence);
     }
   }
-  EndReleases(step);
+  EndReleases(step, /*discarded=*/false);
   for (const ModelEntry& entry : step.entries) EndOfClosed(entry.sequence);
   // In which order blocks are claimed and given back inside the call is not said.
   peak_high_ = std::max(peak_high_, used + merged_ - merged);
@@ -267,7 +319,7 @@ void CacheModel::Discard(std::size_t index) {
   steps_.erase(steps_.begin() + static_cast<std::ptrdiff_t>(index));
   for (const ModelEntry& entry : step.entries) {  // the source stands where the copy stood
     const auto open = sequences_.find(entry.sequence);
-    if (open == sequences_.end() || !entry.copied) continue;
+    if (open == sequences_.end() || !entry.copied || entry.copied->of_hit) continue;
     std::vector<int>& table = open->second.table;
     const ModelCopy& copy = *entry.copied;
     if (copy.index >= table.size() || table[copy.index] != copy.copy) continue;
@@ -275,6 +327,7 @@ void CacheModel::Discard(std::size_t index) {
     table[copy.index] = copy.source;
     Drop(copy.copy);
   }
+  EndReleases(step, /*discarded=*/true);
   for (const ModelEntry& entry : step.entries) {
     const auto open = sequences_.find(entry.sequence);
     if (open == sequences_.end()) continue;
@@ -291,7 +344,6 @@ void CacheModel::Discard(std::size_t index) {
       sequence.table.pop_back();
     }
   }
-  EndReleases(step);
   for (const ModelEntry& entry : step.entries) EndOfClosed(entry.sequence);
 }
 

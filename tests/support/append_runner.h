@@ -18,6 +18,7 @@ struct AppendOptions {
   bool default_strides = false;  // leave them 0 (the case must be contiguous)
   bool indirect_fault = false;
   bool q_in_place = false;
+  DependentLaunch dependent_launch = DependentLaunch::kOff;
 };
 
 template <class In, class Out>
@@ -108,6 +109,7 @@ AppendOutcome<In, Out> RunAppend(Device device, const reference::AppendRopeCase<
   } else {
     p.fault = fault.data();
   }
+  p.dependent_launch = options.dependent_launch;
   const Status status = AppendRope(device, p, Stream{});
   INFO(status.ToString());
   REQUIRE(status.ok());
@@ -116,7 +118,7 @@ AppendOutcome<In, Out> RunAppend(Device device, const reference::AppendRopeCase<
                      << " style " << static_cast<int>(c.style) << " T " << c.tokens << " heads "
                      << c.kv_heads << "+" << c.q_heads << " dims " << c.k_dim << "," << c.v_dim
                      << " rotary " << c.rotary_dim << " block " << c.block_size << " offset "
-                     << options.offset);
+                     << options.offset << " launch " << static_cast<int>(options.dependent_launch));
   const auto expected = reference::AppendRope(c);
   AppendOutcome<In, Out> got;
   got.k_cache = k_cache.Read();

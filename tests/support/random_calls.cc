@@ -190,7 +190,9 @@ void RandomCalls::Match() {
   const ModelSequence& sequence = found->second;
   if (pair_.planning()) {  // legal; what it finds may be stale either way
     const PrefixMatch match = pair_.cache().Match(sequence.prompt);
-    if (match.tokens % block_ != 0) pair_.Fail("a match that is not whole blocks");
+    if (match.tokens % block_ != 0 && !model().config().tokens) {
+      pair_.Fail("a match that is not whole blocks");
+    }
     return;
   }
   const PrefixMatch want = model().Match(sequence.prompt, sequence.options);

@@ -18,7 +18,7 @@ struct Setting {
   std::int64_t block_size = 1;
   std::int64_t blocks = 8;
   int steps_in_flight = 1;
-  bool reuse = true;
+  Reuse reuse = Reuse::kBlock;
 };
 
 // Random calls on a CachePair, each with what the model says it may answer. No call is REQUIREd to
@@ -61,7 +61,7 @@ class RandomCalls {
     config.backend = BackendKind::kNull;
     config.memory.num_blocks = setting.blocks;
     config.block_size = static_cast<int>(setting.block_size);
-    config.reuse = setting.reuse ? Reuse::kBlock : Reuse::kNone;
+    config.reuse = setting.reuse;
     config.max_steps_in_flight = setting.steps_in_flight;
     config.max_sequences = 10;
     config.max_tokens_per_sequence = std::max<std::int64_t>(12, setting.block_size * 10);
@@ -76,7 +76,8 @@ class RandomCalls {
             config.max_sequences,
             config.max_tokens_per_sequence,
             config.max_tokens_per_step,
-            setting.reuse};
+            setting.reuse != Reuse::kNone,
+            setting.reuse == Reuse::kToken};
   }
 
   std::int64_t Roll(std::int64_t sides) {
@@ -216,7 +217,7 @@ class RandomCalls {
       CheckFailure(failures[0], expected.failure);
     } else if (code == Code::kOk) {
       before_plan_ = before;
-      model().PlanStep(items);
+      model().PlanStep(items, expected.copy_idle);
       CheckRows(shape);
     }
     pair_.CheckState();

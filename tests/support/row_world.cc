@@ -60,6 +60,7 @@ CacheConfig RowWorld::Config(const WorldOptions& options) {
   config.memory.num_blocks = options.blocks;
   config.block_size = static_cast<int>(options.block_size);
   config.layout = options.layout;
+  config.reuse = options.reuse;
   config.max_steps_in_flight = options.steps_in_flight;
   config.max_sequences = options.max_sequences;
   config.max_tokens_per_sequence = options.max_tokens_per_sequence;

@@ -33,6 +33,7 @@ struct WorldOptions {
   std::int64_t max_tokens_per_sequence = 48;
   std::int64_t max_tokens_per_step = 64;
   Layout layout = Layout::kBlockMajor;
+  Reuse reuse = Reuse::kBlock;
   int latent = 0;  // kv_lora_rank of MLA layers (with kv_heads 1, v_dim 0); 0: full attention
 };
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "lariat/kv_cache.h"
@@ -22,6 +23,7 @@ struct SeenItem {
   bool samples = false;
   std::vector<TokenId> tokens;
   std::vector<TokenId> cached;
+  int beam = 0;
 };
 
 // Each step takes one second. The i-th output token of the request with tag t is 1000 * (t + 1) +
@@ -43,11 +45,14 @@ class ScriptedExecutor : public Executor {
                       item.drafts,
                       item.samples,
                       {item.tokens.begin(), item.tokens.end()},
-                      {item.cached.begin(), item.cached.end()}});
+                      {item.cached.begin(), item.cached.end()},
+                      item.beam});
       // What a first check of an output finds; anything else means it was not reset.
       CHECK(output.accepted[i] == 0);
       CHECK(output.stop[i] == 0);
       CHECK(output.drafts[i].empty());
+      CHECK(output.first[i].empty());
+      CHECK(output.parents[i] == item.beam);
       if (item.samples) output.next[i] = NextToken(item.tag);
     }
     CHECK(rows == step.step.num_tokens());
@@ -82,24 +87,29 @@ class RecordingObserver : public SessionObserver {
     std::uint64_t tag = 0;
     std::int64_t settled = 0;
     bool finished = false;
+    int beam = 0;
+    SequenceEndReason reason = SequenceEndReason::kFinished;
   };
   explicit RecordingObserver(KVCache* cache_in) : cache(cache_in) {}
 
-  void OnTokens(RequestId, std::uint64_t tag, std::span<const TokenId> tokens) override {
-    streamed[tag].insert(streamed[tag].end(), tokens.begin(), tokens.end());
+  void OnTokens(RequestId, std::uint64_t tag, int beam, std::span<const TokenId> tokens) override {
+    std::vector<TokenId>& all = beam == 0 ? streamed[tag] : others[{tag, beam}];
+    all.insert(all.end(), tokens.begin(), tokens.end());
   }
-  Status OnSequenceEnd(RequestId, std::uint64_t tag, SequenceId sequence, std::int64_t settled,
-                       bool finished) override {
-    const Result<Extent> extent = cache->GetExtent(sequence);
+  Status OnSequenceEnd(const SequenceEnd& end) override {
+    const Result<Extent> extent = cache->GetExtent(end.sequence);
     REQUIRE(extent.ok());
-    CHECK(extent->settled == settled);
-    ends.push_back({tag, settled, finished});
+    CHECK(extent->settled == end.settled);
+    CHECK(extent->planned == end.settled);
+    ends.push_back(
+        {end.tag, end.settled, end.reason == SequenceEndReason::kFinished, end.beam, end.reason});
     return status;
   }
   void OnDone(const RequestResult& result) override { done.push_back(result); }
 
   KVCache* cache;
-  std::map<std::uint64_t, std::vector<TokenId>> streamed;
+  std::map<std::uint64_t, std::vector<TokenId>> streamed;  // of first beams
+  std::map<std::pair<std::uint64_t, int>, std::vector<TokenId>> others;
   std::vector<End> ends;
   std::vector<RequestResult> done;
   Status status;

@@ -62,7 +62,9 @@ inline SimulationResult Run(const Trace& trace, const SimulatorConfig& config) {
 
 // tokens_appended = sum(input + output - 1) - hit_tokens + recomputed_tokens over what was served,
 // in total and for each request; and each request has its whole output.
-inline void CheckEquation(const Trace& trace, const SimulationResult& result) {
+// With beams each of them has rows for its own output.
+inline void CheckEquation(const Trace& trace, const SimulationResult& result,
+                          std::int64_t beams = 1) {
   std::int64_t rows = 0;
   std::int64_t hits = 0;
   std::int64_t recomputed = 0;
@@ -72,7 +74,7 @@ inline void CheckEquation(const Trace& trace, const SimulationResult& result) {
     const TraceRequest& asked = trace.requests()[request.tag];
     CHECK(request.output_tokens == asked.output_length);
     CHECK(request.hit_tokens <= asked.input_length - 1);
-    rows += asked.input_length + asked.output_length - 1;
+    rows += asked.input_length + beams * (asked.output_length - 1);
     prompts += asked.input_length;
     hits += request.hit_tokens;
     recomputed += request.recomputed_tokens;

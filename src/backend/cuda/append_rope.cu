@@ -1,20 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
-// AppendRope: rotate K (and Q) rows, store K and V rows at their slots.
+// AppendRope: rotate K (and q) rows, store K and V rows at their slots.
 //
-// The work is memory traffic, so each thread does one small piece and there are as many threads as
-// pieces: a unit is P pairs (P = 4: 16 bytes of a 16-bit type) of one head. The units of a token
-// lie in a row, K heads, then V heads, then Q heads; a thread's x index picks its unit, so K and V
-// are mostly in warps of their own. A token's slot and position are loaded by each of its threads
-// (one broadcast per warp) together with the data, which does not depend on them.
+// Bytes: each row read and written once, 12 per token of slot and position, a row of the table per
+// position: at 8 KV heads of 128 in bf16 8 KiB a token, with 32 q heads 24 KiB. 6 floating-point
+// operations a pair, less than one a byte: the floor is the memory, below some 200 tokens the
+// launch. On an H200 a plain copy of the same bytes is the mark: 17.9 us at 8192 tokens (18.1
+// here), 127 us at 65536 (134), with q 49.1 (51.5) and 377 (401).
 //
-// At that grain the addresses cost as much as the data. Units of 4 pairs therefore take strides of
-// tokens, rows and heads below 4 GiB and fewer than 2^31 slots; anything else, like anything that
-// is not aligned, goes pair by pair with 64-bit strides.
+// A unit is P pairs of a head, or of two heads that share cos and sin; a thread has one unit. P = 8
+// is 2 x 16 bytes of a 16-bit type. The units of a token lie in a row, K, then V, then q, so that K
+// and V are mostly in warps of their own. A token's slot and position are loaded by each of its
+// threads (one broadcast per warp).
 //
-// cos and sin are read through an L2 policy that keeps them while the streams pass by, in calls
-// large enough for that to matter; small calls do not pin anything.
+// At that grain the addresses cost as much as the data. Units of several pairs therefore take
+// strides of tokens, rows and heads below 4 GiB and fewer than 2^31 slots; anything else, like
+// anything that is not aligned, goes pair by pair with 64-bit strides.
+//
+// cos and sin are read through an L2 policy that keeps them while the streams pass by (5 % at 65536
+// tokens), in calls large enough for that to matter; small calls do not pin anything.
+//
+// Two orders of loads (TurnUnit): the index and the tables first, or the data first. The former is
+// what kIndexEarly is for, and takes 0.5 us of a dependent launch of 1 to 1024 tokens.
+//
+// Tried, and no better: 16 bytes per thread (10 % worse at 65536 tokens), four heads per unit (few
+// warps; worse but with q at 65536, and there by 0.5 %), K or V first for all tokens, more tokens
+// per block, evict-first stores (0.5 % worse), loads that pass L1 by (5 % worse), fewer registers
+// for more warps (1 % better with one head per unit, spills with two), clusters of 2 to 16 blocks.
+// A prefetch of the data before the wait would hide their latency in a benchmark, and in a server
+// fetch what the kernel before is about to overwrite.
+// What is left at 65536 tokens is the order of the blocks: with the pool's blocks in ascending
+// order, or shuffled within 2 MiB, the same kernel reaches 97.6 % of a copy instead of 93.8 %, so
+// it is the number of pages in use at a time. Next: one block's tokens by one multiprocessor.
 #include <algorithm>
 
+#include "backend/cuda/append_rope_args.cuh"
+#include "backend/cuda/dependent_launch.cuh"
 #include "backend/cuda/element.cuh"
 #include "backend/cuda/fault.cuh"
 #include "backend/cuda/launch.h"
@@ -24,81 +44,27 @@
 namespace lariat::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr std::int64_t kPinBytes = std::int64_t{16} << 20;  // traffic from which tables are pinned
+constexpr int kThreads = 256;  // of a block, at most
 
-// Strides in bytes, 32 bits wide where units are 4 pairs, else 64.
-template <int P>
-using StrideOf = std::conditional_t<P == 4, std::uint32_t, std::uint64_t>;
-
-template <class Stride>
-struct Input {
-  const char* data;
-  Stride token, head;
-  __device__ __forceinline__ std::uint64_t At(std::uint32_t token_index,
-                                              std::uint32_t head_index) const {
-    return std::uint64_t{token_index} * token + std::uint64_t{head_index} * head;
-  }
-};
-template <class Stride>
-struct Cache {
-  char* data;
-  std::uint64_t block;
-  Stride row, head;
-};
-
-template <class Stride>
-struct Args {
-  Input<Stride> k, v, q;
-  Cache<Stride> k_cache, v_cache;
-  char* q_out;
-  const std::int64_t* slots;
-  const std::int32_t* positions;
-  const std::uint32_t* table_choice;  // null: one table
-  std::uint32_t table_mask;
-  const float* cos;
-  const float* sin;
-  FaultRecord* fault;
-  FaultRecord* const* fault_indirect;
-  std::uint64_t num_slots;
-  std::uint32_t num_positions;
-  std::uint32_t num_tokens;
-  std::uint32_t v_begin, q_begin, end;  // the units of V and Q begin there; all end there
-  Divider k_units, v_units;             // per head
-  Divider block;                        // tokens in a block
-  std::int32_t rotary_pairs;
-  bool small_slots;  // num_slots < 2^31
-  bool has_q;
-  bool pin_tables;
-};
-
-// A load that the compiler does not move behind a branch.
-__device__ __forceinline__ std::int64_t LoadEarly(const std::int64_t* from) {
-  std::int64_t value;
-  asm volatile("ld.global.b64 %0, [%1];" : "=l"(value) : "l"(from));
-  return value;
-}
-__device__ __forceinline__ std::int32_t LoadEarly(const std::int32_t* from) {
-  std::int32_t value;
-  asm volatile("ld.global.b32 %0, [%1];" : "=r"(value) : "l"(from));
-  return value;
-}
-
-// P values of cos or sin; tables are written by no kernel that runs beside this one.
+// P values of cos or sin. The table stays in L2 while the streams pass by where `pin` says so.
 template <int P>
 __device__ __forceinline__ Table<float, P> LoadTable(const float* from, bool pin) {
-  if constexpr (P == 4) {
+  Table<float, P> table;
+  if constexpr (P == 1) {
+    asm volatile("ld.global.f32 %0, [%1];" : "=f"(table.v[0]) : "l"(from));
+  } else {
     std::uint64_t last, normal;
     asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(last));
     asm("createpolicy.fractional.L2::evict_unchanged.b64 %0, 1.0;" : "=l"(normal));
-    float4 value;
-    asm("ld.global.nc.L2::cache_hint.v4.f32 {%0, %1, %2, %3}, [%4], %5;"
-        : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-        : "l"(from), "l"(pin ? last : normal));
-    return {value.x, value.y, value.z, value.w};
-  } else {
-    return {__ldg(from)};
+#pragma unroll
+    for (int i = 0; i < P; i += 4) {
+      asm volatile("ld.global.L2::cache_hint.v4.f32 {%0, %1, %2, %3}, [%4], %5;"
+                   : "=f"(table.v[i]), "=f"(table.v[i + 1]), "=f"(table.v[i + 2]),
+                     "=f"(table.v[i + 3])
+                   : "l"(from + i), "l"(pin ? last : normal));
+    }
   }
+  return table;
 }
 
 // A token's slot and position, and what may be done with them.
@@ -106,20 +72,20 @@ struct Token {
   std::uint32_t index;
   std::int64_t slot;
   std::int32_t position;
-  bool second_table;
-  bool in_table;  // the position is; true where nothing turns
+  std::uint32_t choice;  // has a bit of table_mask: the second table
+  bool in_table;         // the position is; true where nothing turns
   bool stores;
 };
 
 template <class Stride>
-__device__ __forceinline__ void Judge(const Args<Stride>& a, Token& token) {
+__device__ __forceinline__ void Judge(const AppendArgs<Stride>& a, Token& token) {
   token.in_table =
       a.rotary_pairs == 0 || static_cast<std::uint32_t>(token.position) < a.num_positions;
   token.stores = static_cast<std::uint64_t>(token.slot) < a.num_slots && token.in_table;
 }
 
 template <class Stride>
-__device__ __forceinline__ void Report(const Args<Stride>& a, const Token& token) {
+__device__ __forceinline__ void Report(const AppendArgs<Stride>& a, const Token& token) {
   const bool slot_bad = token.slot >= 0 && static_cast<std::uint64_t>(token.slot) >= a.num_slots;
   const bool position_bad = !token.in_table && (token.slot >= 0 || a.has_q);
   if (!slot_bad && !position_bad) return;
@@ -129,10 +95,10 @@ __device__ __forceinline__ void Report(const Args<Stride>& a, const Token& token
               slot_bad ? token.slot : std::int64_t{token.position});
 }
 
-// Where a head of a slot begins. REQUIRES: 0 <= slot < num_slots.
+// Where the row of a slot begins. REQUIRES: 0 <= slot < num_slots.
 template <class Stride>
-__device__ __forceinline__ char* HeadAt(const Args<Stride>& a, const Cache<Stride>& cache,
-                                        std::int64_t slot, std::uint32_t head) {
+__device__ __forceinline__ char* RowAt(const AppendArgs<Stride>& a,
+                                       const AppendCache<Stride>& cache, std::int64_t slot) {
   std::uint64_t block = 0;
   if (sizeof(Stride) == 4 || a.small_slots) {
     block = a.block.Divide(static_cast<std::uint32_t>(slot));
@@ -140,54 +106,130 @@ __device__ __forceinline__ char* HeadAt(const Args<Stride>& a, const Cache<Strid
     block = static_cast<std::uint64_t>(slot) / a.block.divisor;
   }
   const auto row = static_cast<std::uint32_t>(slot - block * a.block.divisor);
-  return cache.data + block * cache.block + std::uint64_t{row} * cache.row +
-         std::uint64_t{head} * cache.head;
+  return cache.data + block * cache.block + std::uint64_t{row} * cache.row;
 }
 
-// Head and first pair of a unit.
-struct Place {
-  std::uint32_t head;
-  std::int32_t pair;
-};
+// cos and sin of a unit.
 template <int P>
-__device__ __forceinline__ Place Split(const Divider& per_head, std::uint32_t unit) {
-  const std::uint32_t head = per_head.Divide(unit);
-  return {head, static_cast<std::int32_t>(unit - head * per_head.divisor) * P};
+struct Turn {
+  Table<float, P> cos, sin;
+};
+template <int P, class Stride>
+__device__ __forceinline__ Turn<P> LoadTurn(const AppendArgs<Stride>& a, const Token& token,
+                                            std::int32_t pair) {
+  const std::uint64_t row = std::uint64_t{static_cast<std::uint32_t>(token.position)} +
+                            ((token.choice & a.table_mask) != 0 ? a.num_positions : 0);
+  const std::uint64_t at =
+      row * static_cast<std::uint32_t>(a.rotary_pairs) + static_cast<std::uint32_t>(pair);
+  return {LoadTable<P>(a.cos + at, a.pin_tables), LoadTable<P>(a.sin + at, a.pin_tables)};
 }
 
-// A unit of K or Q, from the load of its data to the value that is stored.
-template <int P, bool kAlternate, class In>
-struct RopeUnit {
-  bool turns;  // else its 2 P elements keep their places, as `alternate` ones would
-  bool alternate;
-  std::int32_t pair, x, y;  // elements of the head
-  Pack<In, 2 * P> data;
+// A unit of K or q: the same 2 P elements of kHeads heads of a token, which lie `step` apart.
+// `index` counts within K or q. With kIndexFirst slot, position and tables come before the wait,
+// and what can be computed with them; else the data are under way before those are looked at.
+template <int P, int kHeads, bool kAlternate, bool kIndexFirst, class In, class To>
+__device__ __forceinline__ void TurnUnit(const AppendArgs<StrideOf<P>>& a, Token& token,
+                                         std::uint32_t index, bool is_q) {
+  using Stride = StrideOf<P>;
+  const std::uint32_t head = a.k_units.Divide(index);
+  const std::int32_t pair = static_cast<std::int32_t>(index - head * a.k_units.divisor) * P;
+  const bool turns = pair < a.rotary_pairs;
+  // Elements in a row from x on, or half of them from x and half from y on.
+  const bool alternate = kAlternate || !turns;
+  const std::int32_t x = alternate ? 2 * pair : pair;
+  const std::int32_t y = pair + a.rotary_pairs;
+  const std::uint32_t step = is_q ? a.q_step : a.kv_step;
+  const Stride from_head = is_q ? a.q.head : a.k.head;
+  const Stride to_head = is_q ? a.q.head : a.k_cache.head;
 
-  __device__ __forceinline__ RopeUnit(const In* head, std::int32_t first_pair,
-                                      std::int32_t rotary_pairs)
-      : turns(first_pair < rotary_pairs), alternate(kAlternate || !turns), pair(first_pair) {
-    x = alternate ? 2 * pair : pair;
-    y = pair + rotary_pairs;
-    data = LoadPairs<P>(head + x, head + y, alternate);
+  const auto place = [&] {
+    Judge(a, token);
+    char* const row =
+        is_q ? a.q_out + std::uint64_t{token.index} * a.q.token : RowAt(a, a.k_cache, token.slot);
+    return row + std::uint64_t{head} * to_head;
+  };
+  char* to = nullptr;
+  Turn<P> turn;
+  if constexpr (kIndexFirst) {
+    to = place();
+    if (turns && token.in_table) turn = LoadTurn<P>(a, token, pair);
+    WaitForPredecessor();
   }
+  Pack<In, 2 * P> data[kHeads];
+  const char* from = (is_q ? a.q.data : a.k.data) +
+                     std::uint64_t{token.index} * (is_q ? a.q.token : a.k.token) +
+                     std::uint64_t{head} * from_head;
+#pragma unroll
+  for (int i = 0; i < kHeads; ++i) {
+    const In* elements = reinterpret_cast<const In*>(from + std::uint64_t{i * step} * from_head);
+    data[i] = LoadPairs<P>(elements + x, elements + y, alternate);
+  }
+  if constexpr (!kIndexFirst) {
+    LetSuccessorStart();
+    to = place();
+    if (turns && token.in_table) turn = LoadTurn<P>(a, token, pair);
+  }
+  if (index == 0 && !is_q) Report(a, token);
+  if (!is_q && !token.stores) return;
+#pragma unroll
+  for (int i = 0; i < kHeads; ++i) {
+    To* elements = reinterpret_cast<To*>(to + std::uint64_t{i * step} * to_head);
+    if (turns && token.in_table) {
+      SavePairs<P>(TurnPairs<To, P>(data[i], turn.cos, turn.sin, kAlternate), kAlternate,
+                   elements + x, elements + y);
+    } else {
+      SavePairs<P>(Convert<To>(data[i]), alternate, elements + x, elements + y);
+    }
+  }
+}
 
-  template <class Out, class Stride>
-  __device__ __forceinline__ Pack<Out, 2 * P> Turned(const Args<Stride>& a,
-                                                     const Token& token) const {
-    const std::uint64_t row = std::uint64_t{static_cast<std::uint32_t>(token.position)} +
-                              (token.second_table ? a.num_positions : 0);
-    const std::uint64_t at =
-        row * static_cast<std::uint32_t>(a.rotary_pairs) + static_cast<std::uint32_t>(pair);
-    const Table<float, P> c = LoadTable<P>(a.cos + at, a.pin_tables);
-    const Table<float, P> s = LoadTable<P>(a.sin + at, a.pin_tables);
-    return TurnPairs<Out, P>(data, c, s, kAlternate);
+// A unit of V.
+template <int P, int kHeads, bool kIndexFirst, class In, class Out>
+__device__ __forceinline__ void CopyUnit(const AppendArgs<StrideOf<P>>& a, Token& token,
+                                         std::uint32_t index) {
+  const std::uint32_t head = a.v_units.Divide(index);
+  const std::int32_t pair = static_cast<std::int32_t>(index - head * a.v_units.divisor) * P;
+  // Two pieces far apart where that makes whole lines of a warp's accesses.
+  constexpr bool kRow = P != kWidest;
+  const std::int32_t x = kRow ? 2 * pair : pair;
+  const std::int32_t y = pair + a.v_pairs;
+  const auto place = [&] {
+    Judge(a, token);
+    return RowAt(a, a.v_cache, token.slot) + std::uint64_t{head} * a.v_cache.head;
+  };
+  char* to = nullptr;
+  if constexpr (kIndexFirst) {
+    to = place();
+    WaitForPredecessor();
   }
-};
+  Pack<In, 2 * P> data[kHeads];
+#pragma unroll
+  for (int i = 0; i < kHeads; ++i) {
+    const In* elements =
+        reinterpret_cast<const In*>(a.v.data + a.v.At(token.index, head + i * a.kv_step));
+    data[i] = LoadPairs<P>(elements + x, elements + y, kRow);
+  }
+  if constexpr (!kIndexFirst) {
+    LetSuccessorStart();
+    to = place();
+  }
+  if (!token.stores) return;
+#pragma unroll
+  for (int i = 0; i < kHeads; ++i) {
+    Out* elements = reinterpret_cast<Out*>(to + std::uint64_t{i * a.kv_step} * a.v_cache.head);
+    SavePairs<P>(Convert<Out>(data[i]), kRow, elements + x, elements + y);
+  }
+}
 
 // Grid: (tokens / blockDim.y, units / blockDim.x).
-template <int P, bool kAlternate, class In, class Out>
+template <int P, int kHeads, bool kAlternate, bool kIndexFirst, class In, class Out>
 __global__ void __launch_bounds__(kThreads)
-    AppendRopeKernel(const __grid_constant__ Args<StrideOf<P>> a) {
+    AppendRopeKernel(const __grid_constant__ AppendArgs<StrideOf<P>> a) {
+  if constexpr (kIndexFirst) {
+    LetSuccessorStart();
+  } else {
+    WaitForPredecessor();
+  }
   Token token;
   token.index = blockIdx.x * blockDim.y + threadIdx.y;
   const std::uint32_t unit = blockIdx.y * blockDim.x + threadIdx.x;
@@ -195,130 +237,77 @@ __global__ void __launch_bounds__(kThreads)
 
   // Slot, position and data do not depend on one another: all are under way before one is used,
   // though a padded token will not need them.
-  token.slot = LoadEarly(a.slots + token.index);
-  token.position = a.rotary_pairs > 0 ? LoadEarly(a.positions + token.index) : 0;
-  token.second_table =
-      a.table_choice != nullptr && (a.table_choice[token.index] & a.table_mask) != 0;
-
-  if (unit < a.v_begin) {
-    const Place place = Split<P>(a.k_units, unit);
-    const In* from = reinterpret_cast<const In*>(a.k.data + a.k.At(token.index, place.head));
-    const RopeUnit<P, kAlternate, In> k(from, place.pair, a.rotary_pairs);
-    Judge(a, token);
-    if (unit == 0) Report(a, token);
-    if (!token.stores) return;
-    Out* to = reinterpret_cast<Out*>(HeadAt(a, a.k_cache, token.slot, place.head));
-    if (k.turns) {
-      SavePairs<P>(k.template Turned<Out>(a, token), kAlternate, to + k.x, to + k.y);
-    } else {
-      SavePairs<P>(Convert<Out>(k.data), true, to + k.x, to + k.y);
-    }
-  } else if (unit < a.q_begin) {
-    const Place place = Split<P>(a.v_units, unit - a.v_begin);
-    const In* from =
-        reinterpret_cast<const In*>(a.v.data + a.v.At(token.index, place.head)) + 2 * place.pair;
-    const Pack<In, 2 * P> data = LoadPairs<P>(from, from, true);
-    Judge(a, token);
-    if (!token.stores) return;
-    Out* to = reinterpret_cast<Out*>(HeadAt(a, a.v_cache, token.slot, place.head)) + 2 * place.pair;
-    SavePairs<P>(Convert<Out>(data), true, to, to);
+  token.slot = LoadInOrder(a.slots + token.index);
+  token.position = a.rotary_pairs > 0 ? LoadInOrder(a.positions + token.index) : 0;
+  token.choice = a.table_choice != nullptr ? LoadInOrder(a.table_choice + token.index) : 0;
+  const bool is_q = unit >= a.q_begin;
+  if (unit >= a.v_begin && !is_q) {
+    CopyUnit<P, kHeads, kIndexFirst, In, Out>(a, token, unit - a.v_begin);
+  } else if constexpr (std::is_same_v<In, Out>) {
+    TurnUnit<P, kHeads, kAlternate, kIndexFirst, In, In>(a, token, unit - (is_q ? a.q_begin : 0),
+                                                         is_q);
+  } else if (is_q) {
+    TurnUnit<P, kHeads, kAlternate, kIndexFirst, In, In>(a, token, unit - a.q_begin, true);
   } else {
-    const Place place = Split<P>(a.k_units, unit - a.q_begin);
-    const std::uint64_t at = a.q.At(token.index, place.head);
-    const RopeUnit<P, kAlternate, In> q(reinterpret_cast<const In*>(a.q.data + at), place.pair,
-                                        a.rotary_pairs);
-    In* to = reinterpret_cast<In*>(a.q_out + at);
-    Judge(a, token);
-    if (q.turns && token.in_table) {
-      SavePairs<P>(q.template Turned<In>(a, token), kAlternate, to + q.x, to + q.y);
-    } else {
-      SavePairs<P>(q.data, q.alternate, to + q.x, to + q.y);
+    TurnUnit<P, kHeads, kAlternate, kIndexFirst, In, Out>(a, token, unit, false);
+  }
+}
+
+// Which threads do what.
+struct Mapping {
+  bool two_heads;      // of K, V and q alike, in a unit
+  bool index_first;    // see TurnUnit
+  std::uint32_t x, y;  // a block: units, at most, of tokens, at least
+};
+
+// As measured on an H200; nothing but speed depends on it.
+constexpr Mapping MappingFor(DependentLaunch dependent, bool q, std::int64_t tokens,
+                             std::int64_t traffic) {
+  constexpr std::int64_t kMiB = std::int64_t{1} << 20;
+  constexpr std::uint32_t kToken = kThreads;  // a block has all units of a token
+  const bool large = traffic >= 32 * kMiB;
+  // A launch that is no dependent one has no wait: the order is free.
+  if (dependent == DependentLaunch::kOff && tokens < 16) return {false, true, 64, 2};
+  if (dependent != DependentLaunch::kIndexEarly || traffic >= 256 * kMiB) {
+    return large && q ? Mapping{true, false, kToken, 1} : Mapping{false, false, 128, 1};
+  }
+  if (large) return q ? Mapping{true, true, kToken, 1} : Mapping{true, true, 32, 2};
+  if (q && traffic >= 16 * kMiB) return {true, true, 96, 1};
+  if ((q && traffic >= 4 * kMiB) || tokens < 16) return {false, true, 64, 2};
+  return {true, true, 64, 1};
+}
+
+template <int P, int kHeads, bool kAlternate, bool kIndexFirst, class In, class Out>
+cudaError_t LaunchMapping(const AppendRopeParams& p, const Mapping& m, cudaStream_t stream) {
+  const auto args = MakeAppendArgs<StrideOf<P>>(p, P, kHeads);
+  const std::uint32_t most = m.x == kThreads && args.end > kThreads ? kThreads / 2 : m.x;
+  const std::uint32_t x = std::min(args.end, most);
+  const std::uint32_t y = std::max(m.y, 64 / x);
+  const dim3 grid((args.num_tokens + y - 1) / y, (args.end + x - 1) / x);
+  return LaunchDependent(p.dependent_launch,
+                         AppendRopeKernel<P, kHeads, kAlternate, kIndexFirst, In, Out>, grid,
+                         dim3(x, y), stream, args);
+}
+
+template <int P, bool kAlternate, class In, class Out>
+cudaError_t LaunchUnits(const AppendRopeParams& p, cudaStream_t stream) {
+  const Mapping m = MappingFor(p.dependent_launch, p.q_heads > 0, p.num_tokens, TrafficOf(p));
+  if constexpr (P == kWidest) {
+    if (m.two_heads && p.kv_heads % 2 == 0 && p.q_heads % 2 == 0) {
+      return m.index_first ? LaunchMapping<P, 2, kAlternate, true, In, Out>(p, m, stream)
+                           : LaunchMapping<P, 2, kAlternate, false, In, Out>(p, m, stream);
     }
   }
-}
-
-// Whether units of 4 pairs keep all accesses aligned and all their numbers small.
-bool Wide(const AppendRopeParams& p) {
-  const auto in = static_cast<std::int64_t>(SizeOf(p.in_dtype));
-  const auto out = static_cast<std::int64_t>(SizeOf(p.dtype));
-  if (p.k_dim % 8 != 0 || p.v_dim % 8 != 0 || p.rotary_dim % 8 != 0) return false;
-  if (!AllMultiplesOf16({p.k, p.v, p.cos, p.sin, p.k_cache, p.v_cache},
-                        {p.k_block_stride * out, p.v_block_stride * out}) ||
-      p.num_slots >= (std::int64_t{1} << 31)) {
-    return false;
+  if constexpr (P > 1) {
+    if (m.index_first) return LaunchMapping<P, 1, kAlternate, true, In, Out>(p, m, stream);
   }
-  if (p.q_heads > 0 && !AllMultiplesOf16({p.q, p.q_out}, {})) return false;
-  const std::int64_t strides[] = {p.k_token_stride * in, p.k_head_stride * in,
-                                  p.v_token_stride * in, p.v_head_stride * in,
-                                  p.q_token_stride * in, p.q_head_stride * in,
-                                  p.k_row_stride * out,  p.k_cache_head_stride * out,
-                                  p.v_row_stride * out,  p.v_cache_head_stride * out};
-  return std::all_of(std::begin(strides), std::end(strides), [](std::int64_t stride) {
-    return stride % 16 == 0 && stride < (std::int64_t{1} << 32);
-  });
-}
-
-template <class Stride>
-Args<Stride> MakeArgs(const AppendRopeParams& p, int pairs_per_unit) {
-  const auto in = [&](std::int64_t elements) {
-    return static_cast<Stride>(elements * static_cast<std::int64_t>(SizeOf(p.in_dtype)));
-  };
-  const auto out = [&](std::int64_t elements) {
-    return static_cast<Stride>(elements * static_cast<std::int64_t>(SizeOf(p.dtype)));
-  };
-  const auto bytes = [](const void* memory) { return static_cast<const char*>(memory); };
-  const std::uint64_t element = SizeOf(p.dtype);
-  Args<Stride> a = {};
-  a.k = {bytes(p.k), in(p.k_token_stride), in(p.k_head_stride)};
-  a.v = {bytes(p.v), in(p.v_token_stride), in(p.v_head_stride)};
-  a.q = {bytes(p.q), in(p.q_token_stride), in(p.q_head_stride)};
-  a.k_cache = {static_cast<char*>(p.k_cache),
-               static_cast<std::uint64_t>(p.k_block_stride) * element, out(p.k_row_stride),
-               out(p.k_cache_head_stride)};
-  a.v_cache = {static_cast<char*>(p.v_cache),
-               static_cast<std::uint64_t>(p.v_block_stride) * element, out(p.v_row_stride),
-               out(p.v_cache_head_stride)};
-  a.q_out = static_cast<char*>(p.q_out);
-  a.slots = p.slots;
-  a.positions = p.positions;
-  a.table_choice = p.rotary_dim > 0 ? p.table_choice : nullptr;
-  a.table_mask = p.table_mask;
-  a.cos = p.cos;
-  a.sin = p.sin;
-  a.fault = p.fault;
-  a.fault_indirect = p.fault_indirect;
-  a.num_slots = static_cast<std::uint64_t>(p.num_slots);
-  // Positions are int32: what is negative lies beyond 2^31 as an unsigned number.
-  a.num_positions =
-      static_cast<std::uint32_t>(std::min<std::int64_t>(p.num_positions, std::int64_t{1} << 31));
-  a.num_tokens = static_cast<std::uint32_t>(p.num_tokens);
-  const auto width = static_cast<std::uint32_t>(2 * pairs_per_unit);
-  const std::uint32_t k_units = static_cast<std::uint32_t>(p.k_dim) / width;
-  const std::uint32_t v_units = static_cast<std::uint32_t>(p.v_dim) / width;
-  a.k_units = Divider(k_units);
-  a.v_units = Divider(v_units);
-  a.v_begin = static_cast<std::uint32_t>(p.kv_heads) * k_units;
-  a.q_begin = a.v_begin + static_cast<std::uint32_t>(p.kv_heads) * v_units;
-  a.end = a.q_begin + static_cast<std::uint32_t>(p.q_heads) * k_units;
-  a.block = Divider(static_cast<std::uint32_t>(p.block_size));
-  a.rotary_pairs = p.rotary_dim / 2;
-  a.small_slots = p.num_slots < (std::int64_t{1} << 31);
-  a.has_q = p.q_heads > 0;
-  const auto unit_bytes = static_cast<std::int64_t>(width * (SizeOf(p.in_dtype) + SizeOf(p.dtype)));
-  a.pin_tables = p.num_tokens * a.end * unit_bytes >= kPinBytes;
-  return a;
+  return LaunchMapping<P, 1, kAlternate, false, In, Out>(p, m, stream);
 }
 
 template <int P, class In, class Out>
-cudaError_t LaunchWidth(const AppendRopeParams& p, cudaStream_t stream) {
-  const auto args = MakeArgs<StrideOf<P>>(p, P);
-  // As many threads in x as a token has units, up to a block; more tokens where there are few.
-  const std::uint32_t x = std::min<std::uint32_t>(std::bit_ceil(args.end), kThreads);
-  const std::uint32_t y = kThreads / x;
-  const dim3 grid((args.num_tokens + y - 1) / y, (args.end + x - 1) / x);
-  return p.style == RopeStyle::kInterleaved
-             ? Launch(AppendRopeKernel<P, true, In, Out>, grid, dim3(x, y), stream, args)
-             : Launch(AppendRopeKernel<P, false, In, Out>, grid, dim3(x, y), stream, args);
+cudaError_t LaunchStyle(const AppendRopeParams& p, cudaStream_t stream) {
+  return p.style == RopeStyle::kInterleaved ? LaunchUnits<P, true, In, Out>(p, stream)
+                                            : LaunchUnits<P, false, In, Out>(p, stream);
 }
 
 }  // namespace
@@ -327,11 +316,14 @@ cudaError_t AppendRope(const AppendRopeParams& p, cudaStream_t stream) {
   if (p.rotary_dim > 0 && (p.position_sections != 1 || p.style == RopeStyle::kInterleavedToHalf)) {
     return AppendRopeSections(p, stream);
   }
-  const bool wide = Wide(p);
+  const int pairs = UnitPairs(p);
   return WithAppendTypes(p.in_dtype, p.dtype, [&](auto in, auto out) {
     using In = typename decltype(in)::type;
     using Out = typename decltype(out)::type;
-    return wide ? LaunchWidth<4, In, Out>(p, stream) : LaunchWidth<1, In, Out>(p, stream);
+    if constexpr (sizeof(In) == 2) {
+      if (pairs == kWidest) return LaunchUnits<kWidest, false, In, Out>(p, stream);
+    }
+    return pairs == 1 ? LaunchStyle<1, In, Out>(p, stream) : LaunchStyle<4, In, Out>(p, stream);
   });
 }
 

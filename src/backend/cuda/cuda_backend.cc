@@ -40,7 +40,8 @@ class CurrentDevice {
 
 class CudaBackend final : public Backend {
  public:
-  CudaBackend(int ordinal, std::string name) : ordinal_(ordinal), name_(std::move(name)) {}
+  CudaBackend(int ordinal, const cudaDeviceProp& properties)
+      : ordinal_(ordinal), name_(properties.name), dependent_launch_(properties.major >= 9) {}
   BackendKind kind() const override { return BackendKind::kCuda; }
   std::string name() const override { return name_; }
   bool has_memory() const override { return true; }
@@ -123,10 +124,10 @@ class CudaBackend final : public Backend {
   }
 
   Status RopeUpdate(const RopeUpdateParams& params, Stream stream) override {
-    return Call("RopeUpdate", [&] { return cuda::RopeUpdate(params, Handle(stream)); });
+    return Call("RopeUpdate", [&] { return cuda::RopeUpdate(ForDevice(params), Handle(stream)); });
   }
   Status AppendRope(const AppendRopeParams& params, Stream stream) override {
-    return Call("AppendRope", [&] { return cuda::AppendRope(params, Handle(stream)); });
+    return Call("AppendRope", [&] { return cuda::AppendRope(ForDevice(params), Handle(stream)); });
   }
   Status BuildStepTables(const StepTablesParams& params, Stream stream) override {
     return Call("BuildStepTables", [&] { return cuda::BuildStepTables(params, Handle(stream)); });
@@ -183,6 +184,13 @@ class CudaBackend final : public Backend {
     return ToStatus(CurrentDevice(ordinal_).Run(run), what);
   }
 
+  // Without what the device does not have.
+  template <class Params>
+  Params ForDevice(Params params) const {
+    if (!dependent_launch_) params.dependent_launch = DependentLaunch::kOff;
+    return params;
+  }
+
   // A ScratchUse, or the products' own.
   static constexpr int kProducts = -1;
 
@@ -203,6 +211,7 @@ class CudaBackend final : public Backend {
 
   const int ordinal_;
   const std::string name_;
+  const bool dependent_launch_;
   Products products_;
   ScratchPool scratch_{*this};
 };
@@ -232,7 +241,7 @@ Result<std::shared_ptr<Backend>> MakeCudaBackend(int ordinal) {
                        std::to_string(properties.major) + std::to_string(properties.minor) +
                        ", the kernels need sm_80 or later");
   }
-  return std::shared_ptr<Backend>(std::make_shared<CudaBackend>(ordinal, properties.name));
+  return std::shared_ptr<Backend>(std::make_shared<CudaBackend>(ordinal, properties));
 }
 
 }  // namespace lariat::cuda

@@ -78,11 +78,25 @@ __device__ __forceinline__ void MakeNaNsCanonical(Pack<T, N>& pack, const RealOf
   bool any = false;
 #pragma unroll
   for (int i = 0; i < N; ++i) any |= values[i] != values[i];
-  if (!any) return;
+  if (__builtin_expect(!any, 1)) return;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     if (values[i] != values[i]) pack.SetNaN(i);
   }
+}
+
+// One rounding of each value; of one alone (fp32, fp64) its bytes.
+template <class T, int N>
+__device__ __forceinline__ Pack<T, N> Rounded(const RealOf<T> (&values)[N]) {
+  Pack<T, N> pack;
+  if constexpr (N == 1) {
+    std::memcpy(pack.w, values, sizeof(T));
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; i += 2) pack.Set2(i, values[i], values[i + 1]);
+  }
+  MakeNaNsCanonical(pack, values);
+  return pack;
 }
 
 // Plain loads, which were the fastest for data that streams; the compiler may not move them behind
@@ -192,11 +206,7 @@ __device__ __forceinline__ Pack<Out, 2 * P> TurnPairs(const Pack<In, 2 * P>& in,
     out[a] = Add(Multiply(x, c.v[i]), -Multiply(y, s.v[i]));
     out[b] = Add(Multiply(x, s.v[i]), Multiply(y, c.v[i]));
   }
-  Pack<Out, 2 * P> packed;
-#pragma unroll
-  for (int i = 0; i < 2 * P; i += 2) packed.Set2(i, out[i], out[i + 1]);
-  MakeNaNsCanonical(packed, out);
-  return packed;
+  return Rounded<Out>(out);
 }
 
 // Bytes where the type stays, else converted.
@@ -206,13 +216,9 @@ __device__ __forceinline__ Pack<Out, N> Convert(const Pack<In, N>& in) {
     return in;
   } else {
     RealOf<In> values[N];
-    Pack<Out, N> out;
 #pragma unroll
     for (int i = 0; i < N; ++i) values[i] = in.Get(i);
-#pragma unroll
-    for (int i = 0; i < N; i += 2) out.Set2(i, values[i], values[i + 1]);
-    MakeNaNsCanonical(out, values);
-    return out;
+    return Rounded<Out>(values);
   }
 }
 

@@ -16,15 +16,15 @@
 // Blocks are of two warps, for many tokens of four: fewer blocks start sooner. There, tables are
 // read through an L2 policy that keeps them while the rows pass by.
 //
-// Behind a kernel that lets it start early the launch is a dependent one (launch.h): blocks come to
-// life while that kernel ends. They wait for it before they load anything at all, so nothing is
-// asked of what came before.
+// Behind a kernel that lets it start early the launch is a dependent one (dependent_launch.cuh):
+// blocks come to life while that kernel ends. They wait for it before they load anything at all, so
+// nothing is asked of what came before.
 //
 // A rank of 512 with a k_pe of 64 in 16 bits has a kernel of its own (mla_append_512.cu). Anything
 // that is not aligned or no multiple of 8 goes element by element (mla_append_elements.cu). All
 // keep the same order and hence give the same bits.
+#include "backend/cuda/dependent_launch.cuh"
 #include "backend/cuda/element.cuh"
-#include "backend/cuda/launch.h"
 #include "backend/cuda/mla_append.cuh"
 #include "backend/cuda/ops.h"
 #include "backend/dispatch.h"
@@ -195,8 +195,8 @@ struct KeyUnit {
 // REQUIRES: Wide.
 template <class In, class Out>
 __global__ void __launch_bounds__(kMlaThreads) MlaAppendKernel(const __grid_constant__ MlaArgs a) {
-  WaitForPredecessors();
-  StartDependents();
+  WaitForPredecessor();
+  LetSuccessorStart();
   const MlaAppendParams& p = a.p;
   const std::int64_t index = TokenOfWarp();
   const int lane = static_cast<int>(threadIdx.x) % kMlaWarp;

@@ -2,9 +2,9 @@
 #pragma once
 #include <cstdint>
 
+#include "backend/cuda/dependent_launch.cuh"
 #include "backend/cuda/element.cuh"
 #include "backend/cuda/fault.cuh"
-#include "backend/cuda/launch.h"
 #include "lariat/ops.h"
 
 // What the forms of MlaAppend share: tokens and their places, and the row's norm.
@@ -115,7 +115,8 @@ __device__ __forceinline__ std::int64_t TokenOfWarp() {
 template <class Args>
 cudaError_t LaunchMla(void (*kernel)(Args), const MlaLaunch& launch, const Args& args) {
   if (!launch.dependent) return Launch(kernel, launch.grid, launch.block, launch.stream, args);
-  return LaunchDependent(kernel, launch.grid, launch.block, launch.stream, args);
+  return LaunchDependent(DependentLaunch::kAfterWait, kernel, launch.grid, launch.block,
+                         launch.stream, args);
 }
 
 // Puts the general form, element by element, on the stream.

@@ -69,8 +69,8 @@ __device__ __forceinline__ void StoreKey(const MlaAppendParams& p, const MlaToke
 template <class In, class Out>
 __global__ void __launch_bounds__(kMlaThreads)
     MlaAppendElementsKernel(const __grid_constant__ MlaArgs a) {
-  WaitForPredecessors();
-  StartDependents();
+  WaitForPredecessor();
+  LetSuccessorStart();
   const MlaAppendParams& p = a.p;
   const std::int64_t index = TokenOfWarp();
   const int lane = static_cast<int>(threadIdx.x) % kMlaWarp;

@@ -15,7 +15,7 @@
 //   64 bytes a clock, what a multiprocessor takes in, these are 0.8 us: the floor, next to the 0.5
 //   us of a launch in a graph and the latency of L2. Fewer blocks would read less and have
 //   more tokens each: in an experiment with such a kernel 2, 4 and 6 tokens a block were slower
-//   than 3.
+//   than 3. Measured on an H200 in a graph: 4.4 us.
 #include <algorithm>
 #include <type_traits>
 

@@ -16,6 +16,9 @@ cudaError_t BuildStepTables(const StepTablesParams& params, cudaStream_t stream)
 cudaError_t MlaAppendRows(const MlaAppendParams& params, cudaStream_t stream);
 cudaError_t MlaGather(const MlaGatherParams& params, cudaStream_t stream);
 
+// Any product, slowly.
+cudaError_t PlainProduct(const GemmParams& params, cudaStream_t stream);
+
 // What the fused path takes, and where it is the faster one (mla_compress.cu says why).
 bool FusedFits(const MlaCompressParams& params);
 bool FusedIsFaster(const MlaCompressParams& params);

@@ -7,6 +7,8 @@
 #include <bit>
 #include <string>
 
+#include "backend/cuda/error.h"
+#include "backend/cuda/ops.h"
 #include "backend/cuda/product_trial.h"
 
 namespace lariat::cuda {
@@ -123,12 +125,6 @@ class Preference {
   cublasLtMatmulPreferenceOpaque_t preference_;
 };
 
-std::string Describe(const GemmParams& p) {
-  return std::string(DTypeName(p.dtype)) + " [" + std::to_string(p.rows) + ", " +
-         std::to_string(p.inner) + "] x [" + std::to_string(p.inner) + ", " +
-         std::to_string(p.columns) + "]";
-}
-
 }  // namespace
 
 Products::~Products() {
@@ -180,21 +176,22 @@ Result<std::vector<cublasLtMatmulAlgo_t>> Products::Propose(const GemmParams& p)
       proposals.push_back(candidate.algo);
     }
   }
-  if (!proposals.empty()) return proposals;
-  return Unsupported("cuBLASLt has no algorithm for " + Describe(p) + " (" +
-                     cublasLtGetStatusName(asked) + ")");
+  if (asked == CUBLAS_STATUS_SUCCESS || asked == CUBLAS_STATUS_NOT_SUPPORTED) return proposals;
+  return ToStatus(asked, "cublasLtMatmulAlgoGetHeuristic");
 }
 
-Result<cublasLtMatmulAlgo_t> Products::Find(const GemmParams& params) {
+Result<Products::Choice> Products::Find(const GemmParams& params) {
   const Key key = KeyOf(params);
   if (const auto known = algorithms_.find(key); known != algorithms_.end()) {
-    return known->second.algorithm;
+    return known->second;
   }
   if (Status s = Open(); !s.ok()) return s;
   const Result<std::vector<cublasLtMatmulAlgo_t>> proposals = Propose(params);
   if (!proposals.ok()) return proposals.status();
-  algorithms_[key] = {proposals->front(), false};
-  return proposals->front();
+  Choice choice = {.plain = proposals->empty(), .tried = proposals->empty(), .algorithm = {}};
+  if (!choice.plain) choice.algorithm = proposals->front();
+  algorithms_[key] = choice;
+  return choice;
 }
 
 Status Products::Warmup(const GemmParams& params, void* workspace) {
@@ -203,8 +200,9 @@ Status Products::Warmup(const GemmParams& params, void* workspace) {
   GemmParams bucket = params;
   for (bucket.rows = 1;; bucket.rows *= 2) {
     const Key key = KeyOf(bucket);
-    const auto known = algorithms_.find(key);
-    if (known == algorithms_.end() || !known->second.tried) {
+    const Result<Choice> known = Find(bucket);
+    if (!known.ok()) return known.status();
+    if (!known->tried) {
       const Result<std::vector<cublasLtMatmulAlgo_t>> proposals = Propose(bucket);
       if (!proposals.ok()) return proposals.status();
       std::vector<ProductTrial::Launch> ways;
@@ -214,7 +212,7 @@ Status Products::Warmup(const GemmParams& params, void* workspace) {
         });
       }
       const std::size_t fastest = ProductTrial::Fastest(bucket, ways);
-      algorithms_[key] = {(*proposals)[fastest], true};
+      algorithms_[key] = {.plain = false, .tried = true, .algorithm = (*proposals)[fastest]};
     }
     if (bucket.rows >= params.rows) return {};
   }
@@ -231,14 +229,15 @@ cublasStatus_t Products::Launch(const GemmParams& p, const cublasLtMatmulAlgo_t&
 }
 
 Status Products::Run(const GemmParams& p, void* workspace, cudaStream_t stream) {
-  cublasLtMatmulAlgo_t algorithm;
+  Choice choice;
   {
     const std::lock_guard lock(mutex_);
-    const Result<cublasLtMatmulAlgo_t> found = Find(p);
+    const Result<Choice> found = Find(p);
     if (!found.ok()) return found.status();
-    algorithm = *found;
+    choice = *found;
   }
-  return ToStatus(Launch(p, algorithm, workspace, stream), "cublasLtMatmul");
+  if (choice.plain) return ToStatus(PlainProduct(p, stream), "product");
+  return ToStatus(Launch(p, choice.algorithm, workspace, stream), "cublasLtMatmul");
 }
 
 }  // namespace lariat::cuda

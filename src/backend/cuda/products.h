@@ -31,9 +31,10 @@ class Products {
 
   // Whether the algorithm for these rows is chosen.
   bool Knows(const GemmParams& params);
-  // Chooses the algorithms for 1 to params.rows rows, on the current device: tries them out.
+  // Chooses the algorithms for 1 to params.rows rows, on the current device: tries them out. Where
+  // cuBLASLt has none, a plain kernel is the algorithm.
   //   workspace: kWorkspaceBytes that nobody uses at the time
-  // Errors: kUnsupported (cuBLASLt has none), kDeviceError.
+  // Errors: kDeviceError.
   Status Warmup(const GemmParams& params, void* workspace);
   // Puts the product on the stream of the current device; chooses an algorithm where there is none.
   //   workspace: kWorkspaceBytes, this stream's
@@ -44,19 +45,20 @@ class Products {
   static Key KeyOf(const GemmParams& params);
   // Makes the handle where there is none.
   Status Open();
-  // What cuBLASLt proposes for the bucket, as far as it takes all of it; at least one.
+  struct Choice {
+    bool plain = false;  // no algorithm of cuBLASLt's
+    bool tried = false;  // the algorithm is the fastest of its kind
+    cublasLtMatmulAlgo_t algorithm;
+  };
+  // What cuBLASLt proposes for the bucket, as far as it takes all of it; maybe nothing.
   Result<std::vector<cublasLtMatmulAlgo_t>> Propose(const GemmParams& params) const;
   cublasStatus_t Launch(const GemmParams& params, const cublasLtMatmulAlgo_t& algorithm,
                         void* workspace, cudaStream_t stream) const;
   // The chosen algorithm, or the first proposal. REQUIRES: the mutex is held.
-  Result<cublasLtMatmulAlgo_t> Find(const GemmParams& params);
+  Result<Choice> Find(const GemmParams& params);
 
   std::mutex mutex_;
   cublasLtHandle_t handle_ = nullptr;
-  struct Choice {
-    cublasLtMatmulAlgo_t algorithm;
-    bool tried = false;  // it is the fastest of its kind
-  };
   std::map<Key, Choice> algorithms_;
 };
 

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "lariat/rope.h"
+#include "lariat/types.h"
+
+// What a KVCache stores, how much of it, and where.
+
+namespace lariat {
+
+enum class LayerKind : std::uint8_t { kFull, kSliding, kChunked, kMla, kLinear };
+
+// What one layer stores per token. Layers of one kind form a group with one block table; they may
+// differ in heads and widths. kMla and another kind in one cache, kSliding, kChunked and kLinear
+// are kUnsupported for now.
+struct LayerSpec {
+  LayerKind kind = LayerKind::kFull;
+  int kv_heads = 0;  // of the whole model, before `shard`; >= 1; kMla: 1
+  // Elements of a key head: even, 2..512; kMla: kv_lora_rank + qk_rope_head_dim, 1..131072.
+  int k_dim = 0;
+  int v_dim = 0;   // elements of a value head: even, 2..512; kMla: 0
+  int rope = -1;   // index into CacheConfig::ropes; -1: keys are stored as they come
+  int window = 0;  // tokens: of kSliding its window, of kChunked its chunk; 0 otherwise
+
+  friend bool operator==(const LayerSpec&, const LayerSpec&) = default;
+};
+
+// Which tensor-parallel rank this cache serves. A rank stores kv_heads / size heads; where size is
+// the larger, heads are replicated: rank r stores head r * kv_heads / size. One must divide the
+// other. MLA's rows are whole on every rank.
+struct Shard {
+  int rank = 0;
+  int size = 1;
+};
+
+// How much memory the pool takes: exactly one of the three.
+struct MemoryConfig {
+  std::int64_t num_blocks = 0;    // blocks of every layer
+  std::int64_t bytes = 0;         // as many whole blocks as fit
+  bool unlimited = false;         // grows for ever; null backend only
+  void* caller_memory = nullptr;  // kUnsupported for now
+};
+
+// Order of a pool's planes. kBlockMajor is [block][layer][K|V][row][head][element]: a block is one
+// run of bytes. kLayerMajor is [layer][K|V][block][row][head][element] and is built for the
+// contiguous case alone: block_size >= max_tokens_per_sequence, one block per sequence.
+enum class Layout : std::uint8_t { kBlockMajor, kLayerMajor };
+
+// Order inside a plane: rows of heads, or heads of rows (kUnsupported for now).
+enum class Order : std::uint8_t { kNHD, kHND };
+
+// What a prefix hit may consist of: nothing, whole blocks, or whole blocks and the first tokens of
+// one more. That one is copied: the step takes a block of its own for it, and holds the source
+// until it ends. Where an idle source would be needed to make room, the plan goes without such
+// hits, but for items that give positions: those count from the row behind the hit that Match told.
+enum class Reuse : std::uint8_t { kNone, kBlock, kToken };
+
+struct CacheConfig {
+  // --- what is stored ---
+  std::vector<LayerSpec> layers;
+  std::vector<RopeSpec> ropes;
+  DType dtype = DType::kBF16;  // fp32, fp16, bf16
+  float k_scale = 1.0F;        // fp8 only
+  float v_scale = 1.0F;        // fp8 only
+  Shard shard;
+
+  // --- how much, and where ---
+  BackendKind backend = BackendKind::kAuto;
+  int device_ordinal = 0;
+  MemoryConfig memory;
+  int block_size = 16;  // tokens per block, >= 1; readers of MLA's rows want 64
+  Layout layout = Layout::kBlockMajor;
+  Order order = Order::kNHD;
+
+  // --- how it is used ---
+  Reuse reuse = Reuse::kBlock;
+  int max_steps_in_flight = 2;               // 1..16
+  int max_sequences = 256;                   // open at once, >= 1
+  std::int64_t max_tokens_per_sequence = 0;  // required; sizes RoPE and block tables
+  std::int64_t max_tokens_per_step = 8192;   // rows of one step, padding included
+};
+
+// What a configuration would take, in bytes.
+struct MemoryFootprint {
+  std::int64_t bytes_per_token = 0;  // all layers, K and V, this rank
+  std::int64_t bytes_per_block = 0;  // block_size tokens
+  std::int64_t num_blocks = 0;       // 0 when unlimited
+  std::int64_t pool_bytes = 0;
+  std::int64_t rope_table_bytes = 0;
+  std::int64_t step_array_bytes = 0;   // device arrays of StepView and what feeds them
+  std::int64_t pinned_host_bytes = 0;  // staging ring and fault records
+};
+
+enum class Feature : std::uint8_t { kTransfers, kReleaseReacquire, kTokenReuse, kCheckSlots };
+
+}  // namespace lariat

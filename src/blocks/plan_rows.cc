@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which rows a plan has: prefix hits, counts and positions.
+#include <algorithm>
+#include <cassert>
+#include <string>
+
+#include "blocks/block_manager.h"
+
+namespace lariat::blocks {
+
+namespace {
+
+// Whether the rows have the positions that rows of a default sequence would have.
+//   positions: [sections, rows.count]
+bool FollowsIndex(std::span<const std::int32_t> positions, const StepRows& rows) {
+  for (std::size_t i = 0; i < positions.size(); ++i) {
+    if (positions[i] != rows.start + static_cast<std::int64_t>(i) % rows.count) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+// REQUIRES: room in step.undo.
+void BlockManager::Claim(BlockId block, PlannedStep& step) {
+  const bool idle = pool_.state(block) == BlockState::kIdle;
+  const BlockId previous = idle ? lru_.Remove(block) : kNoBlock;
+  pool_.Claim(block);
+  step.undo.push_back({idle ? UndoEntry::kClaimIdle : UndoEntry::kClaim, block, previous});
+}
+
+// Takes the sequence's longest cached prefix; the plan's claims come before all of its allocations.
+// The block that the hit ends inside of is only held until the step ends: its copy joins the table.
+// copy_idle: whether that block may be an idle one
+void BlockManager::ClaimHit(Sequence& sequence, PlannedStep& step, PlannedItem& item,
+                            bool copy_idle) {
+  ExtendMatch(sequence);
+  step.undo.reserve(step.undo.size() + sequence.match_path.size() + 2);
+  step.releases.reserve(step.releases.size() + 1);
+  for (const BlockId block : sequence.match_path) Claim(block, step);
+  const BlockId source = sequence.match_partial.block;
+  if (source == kNoBlock) return;
+  if (!copy_idle && pool_.state(source) == BlockState::kIdle) {
+    sequence.match_partial = {};
+    return;
+  }
+  Claim(source, step);
+  item.cow_source = source;
+  pool_.Pin(source);
+  step.releases.push_back({source, SequenceTable::IndexOf(sequence.id)});
+  step.undo.push_back({UndoEntry::kPin, source, kNoBlock});
+}
+
+// Keeps the positions of the first `count` rows, [sections, count]. One set serves all sections.
+void BlockManager::AddPositions(const StepItem& item, std::int64_t count, PlannedStep& step) const {
+  const auto given = static_cast<std::int64_t>(item.positions.size());
+  for (int section = 0; section < config_.position_sections; ++section) {
+    const auto first =
+        item.positions.begin() + (given == item.num_tokens ? 0 : section * item.num_tokens);
+    step.positions.insert(step.positions.end(), first, first + count);
+  }
+}
+
+Status BlockManager::AddRows(const StepItem& item, PlannedStep& step) {
+  Sequence& sequence = *sequences_.Find(item.sequence);
+  StepRows rows;
+  PlannedItem planned;
+  rows.sequence = item.sequence;
+  rows.first_row = step.num_tokens;
+  rows.start = sequence.planned;
+  rows.count = item.num_tokens;
+  planned.sequence = SequenceTable::IndexOf(item.sequence);
+  planned.first_plan = !sequence.started;
+  planned.old_planned = sequence.planned;
+  if (planned.first_plan && sequence.prompt_length > 0) {
+    ClaimHit(sequence, step, planned, copy_idle_ || !item.positions.empty());
+    rows.hit = std::ssize(sequence.match_path) * config_.block_size + sequence.match_partial.tokens;
+    rows.start = rows.hit;
+    rows.count = std::min(item.num_tokens, sequence.prompt_length - rows.hit);
+  }
+  planned.certain = std::min(item.num_tokens - item.num_drafts, rows.count);
+  planned.first_new_block = planned.first_plan ? BlocksFor(rows.hit) : std::ssize(sequence.table);
+  if (rows.count > sequence.max_length - rows.start) {
+    return InvalidArgument("num_tokens " + std::to_string(item.num_tokens) + " of " +
+                           NameOf(item.sequence) + " behind its " + std::to_string(rows.start) +
+                           " tokens is past its max_length " + std::to_string(sequence.max_length));
+  }
+  planned.limit = rows.start + rows.count;
+  step.num_tokens += rows.count;
+  if (step.num_tokens > config_.max_tokens_per_step) {
+    return InvalidArgument("the items have more rows than max_tokens_per_step " +
+                           std::to_string(config_.max_tokens_per_step));
+  }
+  if (!item.positions.empty()) {
+    planned.position_offset = static_cast<std::int64_t>(step.positions.size());
+    AddPositions(item, rows.count, step);
+    planned.moved =
+        !sequence.keyed &&
+        !FollowsIndex(
+            std::span(step.positions).subspan(static_cast<std::size_t>(planned.position_offset)),
+            rows);
+  }
+  step.hit_tokens += rows.hit;
+  step.rows.push_back(rows);
+  step.items.push_back(planned);
+  return {};
+}
+
+Status BlockManager::ApplyShape(const StepShape& shape, PlannedStep& step) const {
+  const auto sequences = static_cast<int>(step.rows.size());
+  step.padded_tokens = shape.max_tokens == 0 ? step.num_tokens : shape.max_tokens;
+  step.padded_sequences = shape.max_sequences == 0 ? sequences : shape.max_sequences;
+  if (step.padded_tokens < step.num_tokens || step.padded_tokens > config_.max_tokens_per_step) {
+    return InvalidArgument("shape.max_tokens " + std::to_string(shape.max_tokens) + " for " +
+                           std::to_string(step.num_tokens) +
+                           " rows: allowed are those up to max_tokens_per_step " +
+                           std::to_string(config_.max_tokens_per_step));
+  }
+  if (step.padded_sequences < sequences || step.padded_sequences > config_.max_sequences) {
+    return InvalidArgument("shape.max_sequences " + std::to_string(shape.max_sequences) + " for " +
+                           std::to_string(sequences) +
+                           " sequences: allowed are those up to max_sequences " +
+                           std::to_string(config_.max_sequences));
+  }
+  return {};
+}
+
+}  // namespace lariat::blocks
