@@ -49,6 +49,8 @@ struct BenchRow {
 };
 
 constexpr int kSamples = 11;
+// What a default row on the CPU may compute in one launch: more takes seconds, and the row minutes.
+constexpr std::int64_t kCpuFlops = 10'000'000'000;
 
 Result<std::vector<const Op*>> SelectOps(const BenchOptions& options) {
   std::vector<const Op*> selected;
@@ -111,6 +113,15 @@ Result<std::vector<BenchRow>> SelectRows(const BenchOptions& options) {
     }
   }
   return rows;
+}
+
+// Default rows that are made for a GPU; --shape runs them anyhow.
+void LeaveOutLong(std::vector<BenchRow>& rows) {
+  std::erase_if(rows, [](const BenchRow& row) {
+    if (row.workload->flops() <= kCpuFlops) return false;
+    spdlog::warn("left out on the cpu, --shape runs it: {} {}", row.workload->op(), row.shape);
+    return true;
+  });
 }
 
 double Median(std::vector<double>& samples) {
@@ -310,6 +321,7 @@ int RunBench(const BenchOptions& options) {
   if (!rows.ok()) return Fail(rows.status());
   Result<Device> device = Device::Create(*backend);
   if (!device.ok()) return Fail(device.status());
+  if (device->kind() == BackendKind::kCpu && options.shapes.empty()) LeaveOutLong(*rows);
   std::unique_ptr<Timer> timer =
       device->kind() == BackendKind::kCuda ? MakeCudaTimer(*device) : MakeCpuTimer();
 
