@@ -322,6 +322,16 @@ TEST_CASE("MlaCompress refuses what Append would, before anything is computed", 
   CHECK(status.code() == Code::kInvalidArgument);
   CHECK(status.message().find("q_heads 0") != std::string::npos);
   in = given.Inputs();
+  in.q_heads = 9000;
+  status = cache.MlaCompress(step, 0, in, {});
+  CHECK(status.code() == Code::kInvalidArgument);
+  CHECK(status.message().find("q_heads = 9000") != std::string::npos);
+  in = given.Inputs();
+  in.q = static_cast<std::byte*>(in.q) + 1;
+  status = cache.MlaCompress(step, 0, in, {});
+  CHECK(status.code() == Code::kInvalidArgument);
+  CHECK(status.message().find("q = ") != std::string::npos);
+  in = given.Inputs();
   in.hidden = nullptr;
   CHECK(cache.MlaCompress(step, 0, in, {}).code() == Code::kInvalidArgument);
   in = given.Inputs();

@@ -109,6 +109,8 @@ TEST_CASE("mla append: wrong arguments are refused by name, and nothing is writt
       refused.Expect(invalid, "rank = 65537", [](auto& p) { p.rank = 65537; });
       refused.Expect(invalid, "rope_dim = -1", [](auto& p) { p.rope_dim = -1; });
       refused.Expect(invalid, "rope_dim = 65537", [](auto& p) { p.rope_dim = 65537; });
+      refused.Expect(invalid, "dependent_launch = 3",
+                     [](auto& p) { p.dependent_launch = static_cast<DependentLaunch>(3); });
       refused.Expect(invalid, "rotary_dim = 4", [](auto& p) { p.rotary_dim = 4; });
       refused.Expect(invalid, "rotary_dim = 1", [](auto& p) { p.rotary_dim = 1; });
       refused.Expect(invalid, "rotary_dim = -2", [](auto& p) { p.rotary_dim = -2; });

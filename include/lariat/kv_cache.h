@@ -97,7 +97,8 @@ struct PlanFailure {
   std::vector<SequenceNeed> sequences;
 };
 
-// A fault that a step's operations recorded on the device.
+// A fault that a step's operations recorded on the device. Of MlaExpand, token is an output row and
+// value a block, or the index of a token beyond its table.
 struct StepFault {
   std::uint64_t step = 0;  // Step::id
   FaultKind kind = FaultKind::kNone;
@@ -264,7 +265,8 @@ class KVCache {
   // Errors: as Append; kResourceExhausted (workspace).
   Status MlaAppend(const Step& step, int layer, const MlaAppendInputs& inputs, Stream stream);
   // Keys and values of tokens that the step's sequences hold, those of this step included once they
-  // are appended.
+  // are appended. A range past a sequence's tokens gives rows of no meaning; one past
+  // max_tokens_per_sequence is a fault, and is taken for a fault of the step.
   // Errors: as MlaAppend.
   Status MlaExpand(const Step& step, int layer, const MlaExpandInputs& inputs, Stream stream);
   // Append of a full-attention layer from hidden states: MlaCompress into the stream's workspace,

@@ -46,6 +46,7 @@ struct MlaAppendInputs {
   std::int64_t c_kv_stride = 0, k_pe_stride = 0;
   const void* norm_weight = nullptr;  // [kv_lora_rank]; null: the latent is stored as it comes
   float eps = 1e-6F;
+  DependentLaunch dependent_launch = DependentLaunch::kAfterWait;
 };
 
 // What MlaExpand makes of one MLA layer's rows; the fields are those of MlaExpandParams (ops.h).

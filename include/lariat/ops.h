@@ -162,8 +162,8 @@ Status AppendRope(Device& device, const AppendRopeParams& params, Stream stream)
 // stream. Warmup makes them; a call that finds them missing makes them itself, which allocates, and
 // answers kNotReady where the stream is being captured. A workspace grows in Warmup and never moves
 // under a captured graph; a graph uses that of the stream it was captured on, so its replays must
-// not run at the same time as calls on that stream. On the CPU scratch belongs to the calling
-// thread.
+// not run at the same time as calls on that stream, or on a later one that has its handle. On the
+// CPU scratch belongs to the calling thread.
 
 // How the matrix of a linear layer lies: rows of outputs as checkpoints hold it, or transposed.
 enum class WeightLayout : std::uint8_t {
@@ -272,6 +272,10 @@ struct MlaAppendParams {
   std::int64_t num_positions = 0;
   const std::uint32_t* table_choice = nullptr;  // as AppendRopeParams
   std::uint32_t table_mask = 0;
+
+  // kIndexEarly is kAfterWait here. From hidden with 1,024 tokens or more it is kOff: the products
+  // are then of a kind that lets no kernel start early.
+  DependentLaunch dependent_launch = DependentLaunch::kAfterWait;
 
   void* cache = nullptr;  // row r of block b at b * block_stride + r * row_stride
   std::int64_t num_slots = 0;

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "backend/append_check.h"
 #include "backend/backend.h"
 #include "backend/check.h"
 #include "lariat/ops.h"
@@ -245,17 +246,20 @@ Status CheckPointers(const AppendRopeParams& p, std::int64_t q_extent) {
 
 }  // namespace
 
-Status AppendRope(Device& device, const AppendRopeParams& params, Stream stream) {
-  AppendRopeParams complete = params;
+Status CheckAppendRope(const Backend& backend, AppendRopeParams& params) {
   Size q_extent;
   if (Status s = CheckSupported(params); !s.ok()) return s;
   if (Status s = CheckShape(params); !s.ok()) return s;
-  if (Status s = Complete(complete); !s.ok()) return s;
-  if (Status s = CheckExtents(complete, q_extent); !s.ok()) return s;
+  if (Status s = Complete(params); !s.ok()) return s;
+  if (Status s = CheckExtents(params, q_extent); !s.ok()) return s;
+  if (params.num_tokens == 0 || !backend.has_memory()) return {};
+  return CheckPointers(params, *q_extent);
+}
+
+Status AppendRope(Device& device, const AppendRopeParams& params, Stream stream) {
+  AppendRopeParams complete = params;
+  if (Status s = CheckAppendRope(device.backend(), complete); !s.ok()) return s;
   if (params.num_tokens == 0) return {};
-  if (device.backend().has_memory()) {
-    if (Status s = CheckPointers(complete, *q_extent); !s.ok()) return s;
-  }
   return device.backend().AppendRope(complete, stream);
 }
 

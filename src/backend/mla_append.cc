@@ -37,6 +37,7 @@ Status CheckShape(const MlaAppendParams& p) {
       check::Range("num_tokens", p.num_tokens, 0, check::kMaxInt32),
       check::Range("rank", p.rank, 1, kMaxWidth),
       check::Range("rope_dim", p.rope_dim, 0, kMaxWidth),
+      check::Range("dependent_launch", static_cast<int>(p.dependent_launch), 0, 2),
       check::EvenRange("rotary_dim", p.rotary_dim, 0, p.rope_dim),
       check::Style(p.style, /*moves=*/true),
       check::Range("block_size", p.block_size, 1, check::kMaxInt32),
@@ -124,7 +125,7 @@ Status CheckShapeAndComplete(MlaAppendParams& p, bool from_hidden) {
 
 // Rows as rows of bytes, so that those of two types can be compared.
 check::Rows InBytes(check::Rows r, DType dtype) {
-  if (r.rows <= 1) r.stride = r.columns;  // any number, so far
+  if (r.rows <= 1 || r.columns == 0) r.stride = r.columns;  // any number, so far
   r.columns *= static_cast<std::int64_t>(SizeOf(dtype));
   r.stride *= static_cast<std::int64_t>(SizeOf(dtype));
   return r;

@@ -8,12 +8,13 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "base/guarded.h"
 
 namespace lariat {
 
 // Scratch memory of a backend, by owner (a stream, or a thread) and use. What was handed out stays,
-// since captured graphs may hold its address. An owner's buffers of one use at least double, so
-// together they take less than twice the largest. Threads: any.
+// since captured graphs may hold its address. An owner's buffers of one use at least double where
+// there is room, so together they take less than twice the largest. Threads: any.
 class ScratchPool {
  public:
   explicit ScratchPool(Backend& backend) : backend_(backend) {}
@@ -39,15 +40,10 @@ class ScratchPool {
   Result<void*> Get(std::uintptr_t owner, int use, std::size_t bytes) {
     if (void* found = Find(owner, use, bytes)) return found;
     const std::lock_guard lock(mutex_);
-    std::vector<Buffer>& buffers = buffers_[{owner, use}];
-    std::size_t size = bytes < kLeastBytes ? kLeastBytes : bytes;
-    if (!buffers.empty() && size < 2 * buffers.back().bytes) size = 2 * buffers.back().bytes;
-    buffers.reserve(buffers.size() + 1);
-    Result<void*> made = backend_.Allocate(MemoryKind::kDevice, size);
-    if (made.ok()) {
-      buffers.push_back({*made, size});
-    } else if (buffers.empty()) {
-      buffers_.erase({owner, use});
+    Result<void*> made = Guarded([&] { return Add(buffers_[{owner, use}], bytes); });
+    if (!made.ok()) {
+      const auto entry = buffers_.find({owner, use});
+      if (entry != buffers_.end() && entry->second.empty()) buffers_.erase(entry);
     }
     return made;
   }
@@ -58,6 +54,19 @@ class ScratchPool {
     void* data = nullptr;
     std::size_t bytes = 0;
   };
+
+  Result<void*> Add(std::vector<Buffer>& buffers, std::size_t bytes) {
+    std::size_t size = bytes < kLeastBytes ? kLeastBytes : bytes;
+    if (!buffers.empty() && size < 2 * buffers.back().bytes) size = 2 * buffers.back().bytes;
+    buffers.reserve(buffers.size() + 1);
+    Result<void*> made = backend_.Allocate(MemoryKind::kDevice, size);
+    if (!made.ok() && size > bytes) {
+      size = bytes;
+      made = backend_.Allocate(MemoryKind::kDevice, size);
+    }
+    if (made.ok()) buffers.push_back({*made, size});
+    return made;
+  }
 
   Backend& backend_;
   std::mutex mutex_;

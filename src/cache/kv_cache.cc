@@ -8,8 +8,6 @@
 
 namespace lariat {
 
-using cache::Guarded;
-
 namespace {
 
 blocks::ManagerConfig ManagerConfigOf(const CacheConfig& config,

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "base/guarded.h"
 #include "blocks/block_manager.h"
 #include "cache/resolved_config.h"
 #include "cache/rope_tables.h"
@@ -16,20 +17,6 @@
 #include "storage/block_storage.h"
 
 namespace lariat {
-
-namespace cache {
-
-// Memory may run out in any call; a failed call leaves everything as it was, and says so.
-template <class F>
-auto Guarded(F&& call) -> decltype(call()) {
-  try {
-    return call();
-  } catch (const std::exception&) {
-    return Status(Code::kResourceExhausted, "out of memory");  // short: needs no memory itself
-  }
-}
-
-}  // namespace cache
 
 // One place in the ring of steps: what is planned, and the device side of it.
 struct StepRecord {

@@ -2,12 +2,12 @@
 // Calls of MLA: latent rows in and out of the cache, and keys and values made through a latent.
 #include <algorithm>
 
+#include "backend/append_check.h"
 #include "cache/kv_cache_impl.h"
 
 namespace lariat {
 
 using blocks::PlannedStep;
-using cache::Guarded;
 
 namespace {
 
@@ -58,6 +58,7 @@ MlaAppendParams KVCache::Impl::AppendParams(int layer, const MlaAppendInputs& in
   params.k_pe_stride = inputs.k_pe_stride;
   params.norm_weight = inputs.norm_weight;
   params.eps = inputs.eps;
+  params.dependent_launch = inputs.dependent_launch;
   params.slots = view.slots;
   params.positions = view.positions;
   SetRope(layer, params);
@@ -197,7 +198,6 @@ Status KVCache::Impl::MlaCompress(std::uint64_t id, int layer, const MlaCompress
   const std::int64_t tokens = (*plan)->padded_tokens;
   const Result<MlaCompressParams> made = CompressParams(layer, inputs, tokens, stream);
   if (!made.ok()) return made.status();
-  if (Status s = lariat::MlaCompress(device, *made, stream); !s.ok()) return s;
   AppendInputs rows;
   rows.dtype = inputs.dtype;
   rows.k = made->k;
@@ -208,7 +208,12 @@ Status KVCache::Impl::MlaCompress(std::uint64_t id, int layer, const MlaCompress
   rows.q_heads = inputs.q_heads;
   rows.q_token_stride = inputs.q_token_stride;
   rows.q_head_stride = inputs.q_head_stride;
-  return AppendRope(device, AppendParams(layer, rows, tokens), stream);
+  const AppendRopeParams append = AppendParams(layer, rows, tokens);
+  // What it would refuse only behind the products, with names of its own where they differ.
+  AppendRopeParams checked = append;
+  if (Status s = CheckAppendRope(device.backend(), checked); !s.ok()) return s;
+  if (Status s = lariat::MlaCompress(device, *made, stream); !s.ok()) return s;
+  return AppendRope(device, append, stream);
 }
 
 Status KVCache::Impl::Warmup(int layer, const MlaCompressInputs& inputs, Stream stream) {

@@ -126,7 +126,7 @@ inline std::uint16_t ToBF16(float value) {
   // Half of the last kept place, less one where that place is even: ties go to even.
   const std::uint32_t rounded = (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16;
   const bool nan = (bits & 0x7fffffffU) > 0x7f800000U;
-  return static_cast<std::uint16_t>(nan ? 0x7fffU : rounded);
+  return static_cast<std::uint16_t>(nan ? 0x7fc0U : rounded);
 }
 
 inline float FromBF16(std::uint16_t bits) {
@@ -145,7 +145,7 @@ inline std::uint16_t ToFP16(float value) {
   std::uint32_t result = magnitude < 0x38800000U ? small : normal;
   result = magnitude >= 0x477ff000U ? 0x7c00U : result;  // 65520 and up round to infinity
   result |= sign;
-  return static_cast<std::uint16_t>(magnitude > 0x7f800000U ? 0x7fffU : result);
+  return static_cast<std::uint16_t>(magnitude > 0x7f800000U ? 0x7e00U : result);
 }
 
 inline float FromFP16(std::uint16_t bits) {

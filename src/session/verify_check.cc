@@ -62,7 +62,8 @@ void TensorCheck::CompareElement(const std::string& place, std::int64_t b, std::
   const double rms = rms_[static_cast<std::size_t>(recorded)];
   const double error = std::fabs(got - want);
   if (std::isnan(error) || error > result_.max_abs) result_.max_abs = error;  // NaN stays
-  result_.max_rel_rms = std::max(result_.max_rel_rms, Fraction(error, rms));
+  const double relative = std::isnan(error) ? error : Fraction(error, rms);
+  if (std::isnan(error) || relative > result_.max_rel_rms) result_.max_rel_rms = relative;
   largest_bound_ = std::max(largest_bound_, Fraction(bound, rms));
   const double beyond =
       std::isnan(error) ? std::numeric_limits<double>::infinity() : Fraction(error, bound);

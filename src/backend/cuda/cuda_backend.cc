@@ -6,6 +6,7 @@
 #include "backend/cuda/ops.h"
 #include "backend/cuda/products.h"
 #include "backend/scratch_pool.h"
+#include "base/guarded.h"
 
 namespace lariat::cuda {
 namespace {
@@ -42,6 +43,10 @@ class CudaBackend final : public Backend {
  public:
   CudaBackend(int ordinal, const cudaDeviceProp& properties)
       : ordinal_(ordinal), name_(properties.name), dependent_launch_(properties.major >= 9) {}
+  ~CudaBackend() override {
+    const CurrentDevice current(ordinal_);
+    products_.Close();
+  }
   BackendKind kind() const override { return BackendKind::kCuda; }
   std::string name() const override { return name_; }
   bool has_memory() const override { return true; }
@@ -142,9 +147,10 @@ class CudaBackend final : public Backend {
     }
     const CurrentDevice current(ordinal_);
     if (Status s = ToStatus(current.error(), "cudaSetDevice"); !s.ok()) return s;
-    return products_.Run(params, *workspace, Handle(stream));
+    return Guarded([&] { return products_.Run(params, *workspace, Handle(stream)); });
   }
   Status WarmupGemm(const GemmParams& params, Stream stream) override {
+    if (Status s = CheckNotCaptured(stream); !s.ok()) return s;
     const Result<void*> workspace = Workspace(kProducts, Products::kWorkspaceBytes, stream);
     if (!workspace.ok()) return workspace.status();
     const CurrentDevice current(ordinal_);
@@ -154,7 +160,7 @@ class CudaBackend final : public Backend {
         !s.ok()) {
       return s;
     }
-    return products_.Warmup(params, *workspace);
+    return Guarded([&] { return products_.Warmup(params, *workspace); });
   }
   std::int64_t GemmWorkspaceBytes() const override { return Products::kWorkspaceBytes; }
   Result<void*> Scratch(ScratchUse use, std::size_t bytes, Stream stream) override {
@@ -195,7 +201,11 @@ class CudaBackend final : public Backend {
   static constexpr int kProducts = -1;
 
   Result<void*> Workspace(int use, std::size_t bytes, Stream stream) {
-    const auto owner = reinterpret_cast<std::uintptr_t>(stream.handle);
+    // The default streams of threads share one handle: each is named by an address of its thread's.
+    thread_local const char thread = 0;
+    const void* const name =
+        Handle(stream) == cudaStreamPerThread ? static_cast<const void*>(&thread) : stream.handle;
+    const auto owner = reinterpret_cast<std::uintptr_t>(name);
     if (void* found = scratch_.Find(owner, use, bytes)) return found;
     if (Status s = CheckNotCaptured(stream); !s.ok()) return s;
     return scratch_.Get(owner, use, bytes);

@@ -10,7 +10,8 @@ namespace {
 
 constexpr std::size_t kComparedBytes = std::size_t{256} << 10;
 constexpr std::size_t kPatternBytes = std::size_t{1} << 20;
-constexpr int kLaunches = 8;  // of one replay
+constexpr std::int64_t kMostElements = std::int64_t{1} << 40;  // no device has room for so many
+constexpr int kLaunches = 8;                                   // of one replay
 constexpr int kReplays = 5;
 
 // Numbers of random sign and mantissa around 1, as 16-bit or 32-bit elements: products of equal
@@ -31,16 +32,20 @@ std::vector<std::uint32_t> Pattern(DType dtype) {
 }
 
 // Allocates and fills; each copy doubles what is filled.
-bool MakeMatrix(std::size_t bytes, const std::vector<std::uint32_t>& pattern, void** memory) {
+bool MakeMatrix(std::size_t bytes, const std::vector<std::uint32_t>& pattern, void** memory,
+                cudaStream_t stream) {
   bytes = std::max(bytes, kPatternBytes);
   if (cudaMalloc(memory, bytes) != cudaSuccess) return false;
   auto* const to = static_cast<std::byte*>(*memory);
-  if (cudaMemcpy(to, pattern.data(), kPatternBytes, cudaMemcpyHostToDevice) != cudaSuccess) {
+  if (cudaMemcpyAsync(to, pattern.data(), kPatternBytes, cudaMemcpyHostToDevice, stream) !=
+      cudaSuccess) {
     return false;
   }
   for (std::size_t filled = kPatternBytes; filled < bytes; filled *= 2) {
     const std::size_t next = std::min(filled, bytes - filled);
-    if (cudaMemcpy(to + filled, to, next, cudaMemcpyDeviceToDevice) != cudaSuccess) return false;
+    if (cudaMemcpyAsync(to + filled, to, next, cudaMemcpyDeviceToDevice, stream) != cudaSuccess) {
+      return false;
+    }
   }
   return true;
 }
@@ -64,24 +69,30 @@ bool ProductTrial::Open() {
   const std::int64_t w = w_rows * params_.w_stride + more * params_.w_batch_stride;
   const std::int64_t c = params_.rows * params_.c_stride + more * params_.c_batch_stride;
   const std::vector<std::uint32_t> pattern = Pattern(params_.dtype);
+  if (std::max({a, w, c}) > kMostElements) return false;
   c_bytes_ = static_cast<std::size_t>(c * size);
-  if (!MakeMatrix(static_cast<std::size_t>(a * size), pattern, &a_) ||
-      !MakeMatrix(static_cast<std::size_t>(w * size), pattern, &w_) ||
+  if (cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking) != cudaSuccess ||
+      cudaEventCreate(&begin_) != cudaSuccess || cudaEventCreate(&end_) != cudaSuccess ||
+      !MakeMatrix(static_cast<std::size_t>(a * size), pattern, &a_, stream_) ||
+      !MakeMatrix(static_cast<std::size_t>(w * size), pattern, &w_, stream_) ||
       cudaMalloc(&params_.c, c_bytes_) != cudaSuccess) {
     return false;
   }
   params_.a = a_;
   params_.w = w_;
-  return cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking) == cudaSuccess &&
-         cudaEventCreate(&begin_) == cudaSuccess && cudaEventCreate(&end_) == cudaSuccess;
+  return cudaStreamSynchronize(stream_) == cudaSuccess;  // the pattern is read until then
 }
 
 std::vector<std::byte> ProductTrial::Result(const Launch& way) {
-  std::vector<std::byte> bytes(std::min(c_bytes_, kComparedBytes));
-  const bool ran = cudaMemsetAsync(params_.c, 0, bytes.size(), stream_) == cudaSuccess &&
-                   way(params_, stream_) &&
-                   cudaMemcpyAsync(bytes.data(), params_.c, bytes.size(), cudaMemcpyDeviceToHost,
-                                   stream_) == cudaSuccess &&
+  const std::size_t part = std::min(c_bytes_, kComparedBytes);
+  std::vector<std::byte> bytes(2 * part);
+  const auto* const c = static_cast<const std::byte*>(params_.c);
+  const auto read = [&](std::byte* to, const std::byte* from) {
+    return cudaMemcpyAsync(to, from, part, cudaMemcpyDeviceToHost, stream_) == cudaSuccess;
+  };
+  const bool ran = cudaMemsetAsync(params_.c, 0, c_bytes_, stream_) == cudaSuccess &&
+                   way(params_, stream_) && read(bytes.data(), c) &&
+                   read(bytes.data() + part, c + c_bytes_ - part) &&
                    cudaStreamSynchronize(stream_) == cudaSuccess;
   if (!ran) bytes.clear();
   return bytes;
@@ -117,7 +128,7 @@ double ProductTrial::Seconds(const Launch& way) {
 
 std::size_t ProductTrial::Fastest(const GemmParams& params, const std::vector<Launch>& ways) {
   ProductTrial trial(params);
-  if (ways.size() < 2 || !trial.Open()) return 0;
+  if (ways.empty() || !trial.Open()) return 0;
   const std::vector<std::byte> first = trial.Result(ways[0]);
   if (first.empty()) return 0;
   std::size_t fastest = 0;

@@ -19,7 +19,8 @@ class ProductTrial {
   // Puts the product on a stream; false: it cannot.
   using Launch = std::function<bool(const GemmParams& params, cudaStream_t stream)>;
 
-  // The fastest of the ways whose results have the same bits as those of way 0; 0 where there is no
+  // The fastest of the ways whose results begin and end with the same bits as those of way 0, which
+  // runs in any case, so that its code is loaded; 0 where there is no
   // room for the matrices, or anything fails.
   //   params: rows, widths, strides and batch; pointers are not used
   static std::size_t Fastest(const GemmParams& params, const std::vector<Launch>& ways);
@@ -28,7 +29,7 @@ class ProductTrial {
   explicit ProductTrial(const GemmParams& params) : params_(params) {}
   ~ProductTrial();
   bool Open();
-  // The first bytes of what a way gives; empty: it fails.
+  // The first and the last bytes of what a way gives; empty: it fails.
   std::vector<std::byte> Result(const Launch& way);
   // Of one launch among several in a graph, as a server makes them; infinite where it fails.
   double Seconds(const Launch& way);

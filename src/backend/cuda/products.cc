@@ -127,8 +127,9 @@ class Preference {
 
 }  // namespace
 
-Products::~Products() {
+void Products::Close() noexcept {
   if (handle_ != nullptr) static_cast<void>(cublasLtDestroy(handle_));
+  handle_ = nullptr;
 }
 
 Products::Key Products::KeyOf(const GemmParams& p) {

@@ -25,9 +25,12 @@ class Products {
   static constexpr std::int64_t kWorkspaceBytes = std::int64_t{32} << 20;
 
   Products() = default;
-  ~Products();
+  ~Products() { Close(); }
   Products(const Products&) = delete;
   Products& operator=(const Products&) = delete;
+
+  // Lets go of the library's handle, on the current device; nothing may be asked for after it.
+  void Close() noexcept;
 
   // Whether the algorithm for these rows is chosen.
   bool Knows(const GemmParams& params);
