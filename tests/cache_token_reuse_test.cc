@@ -141,6 +141,31 @@ TEST_CASE("A last block that others need, or that holds old weights' rows, is no
   CHECK(c->GetStats().free_blocks == 8);
 }
 
+TEST_CASE("What a fork shares enters the index only below blocks that the fork holds", "[cache]") {
+  CaseCache c(4, 8);
+  const SequenceId a = c.Start({0});
+  c.Feed(a, 8);  // ids to come
+  const SequenceId fork = *c->Fork(a, 8);
+  CaseCache::Must(c->Close(c.Start(CaseCache::Range(0, 4))));
+  // Its first block has an equal now. Were the second one put below that, the equal one could be
+  // evicted while the fork holds the second.
+  CaseCache::Must(c->SetTokens(a, CaseCache::Range(1, 8)));
+  CHECK(c->GetStats().merged_blocks == 0);
+  CHECK(c->GetStats().indexed_blocks == 1);
+  SECTION("the other closes: all of the pool can be had") {
+    CaseCache::Must(c->Close(a));
+    CaseCache::Must(c->Close(c.Start(CaseCache::Range(100, 24))));
+    CHECK(c->GetStats().indexed_blocks == 6);
+    CHECK(c->GetStats().evicted_blocks == 1);
+  }
+  SECTION("the fork closes: it is made up for") {
+    CaseCache::Must(c->Close(fork));
+    CaseCache::Must(c->SetTokens(a, {}));
+    CHECK(c->GetStats().merged_blocks == 1);
+    CHECK(c.Match(CaseCache::Range(0, 9)) == 8);
+  }
+}
+
 TEST_CASE("Of children that agree equally long, the last one before the prompt is copied",
           "[cache]") {
   CaseCache c(Config(4, 20));

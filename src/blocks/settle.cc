@@ -212,6 +212,9 @@ void BlockManager::IndexFullBlocks(Sequence& sequence) {
       }
       index_.Insert(parent, tokens, block);
     } else if (equal != block) {
+      // Whoever shares the copy, a fork, shares what follows it too, but would not hold the equal
+      // one above that. So this waits until the others have let go.
+      if (pool_.references(block) > 1) return;
       if (pool_.state(equal) == BlockState::kIdle) lru_.Remove(equal);
       pool_.Claim(equal);
       pool_.NotePeak();  // a live step may still name the copy

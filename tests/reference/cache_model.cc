@@ -170,6 +170,8 @@ void CacheModel::Publish(SequenceId id, ModelSequence& sequence) {
       blocks_.at(mine).index_options = key.first;
       blocks_.at(mine).index_tokens = key.second;
     } else if (entry->second != mine) {
+      // Others that share it would hold blocks of the index without all of those above.
+      if (blocks_.at(mine).refs > 1 || blocks_.at(mine).pins > 0) return;
       Hold(entry->second);
       const int copy = mine;
       mine = entry->second;
@@ -188,6 +190,11 @@ void CacheModel::PublishTail(const ModelSequence& sequence) {
   ModelBlock& block = blocks_.at(sequence.table.at(end / config_.block_size));
   if (block.refs > 1 || block.pins > 0 || block.index_tokens) return;
   const std::vector<TokenId> tokens(sequence.ids.begin(), sequence.ids.begin() + end);
+  const std::vector<int> above = Indexed(tokens, sequence.options);
+  if (!std::equal(above.begin(), above.end(), sequence.table.begin(),
+                  sequence.table.begin() + end / config_.block_size)) {
+    return;
+  }
   for (const auto& [key, other] : index_) {
     if (key.first == sequence.options && std::ssize(key.second) >= end &&
         std::equal(tokens.begin(), tokens.end(), key.second.begin())) {
