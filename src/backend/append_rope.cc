@@ -236,12 +236,7 @@ Status CheckPointers(const AppendRopeParams& p, std::int64_t q_extent) {
       return s;
     }
   }
-  if (p.fault != nullptr && p.fault_indirect != nullptr) {
-    return InvalidArgument("fault and fault_indirect are both set: at most one may be");
-  }
-  if (p.fault != nullptr) return check::Pointer("fault", p.fault, alignof(FaultRecord));
-  if (p.fault_indirect == nullptr) return {};
-  return check::Pointer("fault_indirect", p.fault_indirect, alignof(FaultRecord*));
+  return check::FaultPointers(p.fault, p.fault_indirect);
 }
 
 }  // namespace

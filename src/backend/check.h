@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "base/checked.h"
+#include "lariat/ops.h"
 #include "lariat/status.h"
 #include "lariat/types.h"
 
@@ -46,6 +47,16 @@ inline Status Pointer(std::string_view field, const void* pointer, std::size_t a
   if (address % alignment == 0) return {};
   return InvalidArgument(std::string(field) + " = " + std::to_string(address) +
                          ": must be a multiple of the element size " + std::to_string(alignment));
+}
+
+// Where faults go: to one place at most.
+inline Status FaultPointers(const FaultRecord* fault, FaultRecord* const* indirect) {
+  if (fault != nullptr && indirect != nullptr) {
+    return InvalidArgument("fault and fault_indirect are both set: at most one may be");
+  }
+  if (fault != nullptr) return Pointer("fault", fault, alignof(FaultRecord));
+  if (indirect == nullptr) return {};
+  return Pointer("fault_indirect", indirect, alignof(FaultRecord*));
 }
 
 // `moves`: whether the operation has the style that also moves elements.

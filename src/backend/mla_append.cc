@@ -186,12 +186,7 @@ Status CheckPointers(const MlaAppendParams& p) {
   if (p.rotary_dim > 0) {
     if (Status s = CheckTables(p); !s.ok()) return s;
   }
-  if (p.fault != nullptr && p.fault_indirect != nullptr) {
-    return InvalidArgument("fault and fault_indirect are both set: at most one may be");
-  }
-  if (p.fault != nullptr) return check::Pointer("fault", p.fault, alignof(FaultRecord));
-  if (p.fault_indirect == nullptr) return {};
-  return check::Pointer("fault_indirect", p.fault_indirect, alignof(FaultRecord*));
+  return check::FaultPointers(p.fault, p.fault_indirect);
 }
 
 // [T, rank + rope_dim] of in_dtype, contiguous; c to be set.

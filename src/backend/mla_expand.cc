@@ -104,26 +104,17 @@ Result<Params> Resolve(const Params& params) {
   return p;
 }
 
-Status CheckFaultPointers(const Params& p) {
-  if (p.fault != nullptr && p.fault_indirect != nullptr) {
-    return InvalidArgument("fault and fault_indirect are both set: at most one may be");
-  }
-  if (p.fault != nullptr) return check::Pointer("fault", p.fault, alignof(FaultRecord));
-  if (p.fault_indirect == nullptr) return {};
-  return check::Pointer("fault_indirect", p.fault_indirect, alignof(FaultRecord*));
-}
-
 Status CheckPointers(const Params& p) {
   const std::size_t element = SizeOf(p.dtype);
   const std::int64_t ranges = p.num_ranges;
   const Rows cu_tokens = Indices("cu_tokens", p.cu_tokens, ranges > 0 ? ranges + 1 : 0, p.dtype);
   const Rows starts = Indices("starts", p.starts, ranges, p.dtype);
   const Rows table = Indices("block_table", p.block_table, ranges * p.block_table_stride, p.dtype);
-  if (Status s =
-          check::First({check::RowsPointer(Weight(p), element), check::RowsPointer(cu_tokens, 4),
-                        check::OptionalRowsPointer(starts, 4), check::RowsPointer(table, 4),
-                        check::RowsPointer(Cache(p), element), check::RowsPointer(K(p), element),
-                        check::RowsPointer(V(p), element), CheckFaultPointers(p)});
+  if (Status s = check::First(
+          {check::RowsPointer(Weight(p), element), check::RowsPointer(cu_tokens, 4),
+           check::OptionalRowsPointer(starts, 4), check::RowsPointer(table, 4),
+           check::RowsPointer(Cache(p), element), check::RowsPointer(K(p), element),
+           check::RowsPointer(V(p), element), check::FaultPointers(p.fault, p.fault_indirect)});
       !s.ok()) {
     return s;
   }

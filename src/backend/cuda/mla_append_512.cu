@@ -123,17 +123,6 @@ __device__ __forceinline__ std::uint32_t Turned(RopeStyle style, std::uint32_t w
 
 // --- Loads and stores that are no branch, and that the compiler keeps in order.
 
-template <class Word>
-__device__ __forceinline__ Word LoadWord(const Word* from) {
-  Word word;
-  if constexpr (sizeof(Word) == 8) {
-    asm volatile("ld.global.b64 %0, [%1];" : "=l"(word) : "l"(from));
-  } else {
-    asm volatile("ld.global.b32 %0, [%1];" : "=r"(word) : "l"(from));
-  }
-  return word;
-}
-
 __device__ __forceinline__ float LoadTableIf(bool loads, const float* from) {
   float value = 0;
   asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.f32 %0, [%1]; }"
@@ -171,11 +160,11 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
   WaitForPredecessor();
   LetSuccessorStart();
 
-  const std::int32_t position = LoadWord(position_at);
-  const std::int64_t slot = LoadWord(slot_at);
+  const std::int32_t position = LoadInOrder(position_at);
+  const std::int64_t slot = LoadInOrder(slot_at);
   const auto first = LoadChunk<T>(latent_at);
   const auto second = LoadChunk<T>(latent_at + kMlaWarp * 16);
-  const auto key = LoadWord(reinterpret_cast<const std::uint32_t*>(key_at));
+  const auto key = LoadInOrder(reinterpret_cast<const std::uint32_t*>(key_at));
   const auto first_weight = LoadChunk<T>(weight_at);
   const auto second_weight = LoadChunk<T>(weight_at + kMlaWarp * 16);
 
