@@ -13,12 +13,11 @@
 //   tokens: 2.3 us instead of 1.9).
 //
 // On an H200 in bf16, cold from 256 tokens on, in a graph with dependent launch (us):
-//   tokens                     1     64    256   1024   4096   8192  65536
-//   this kernel             0.87   1.01   1.48   1.86    3.8    6.2   39.7
-//   mla_append.cu before    1.83   1.88   2.44   3.83   4.77   7.56   45.4
-//   a copy of the bytes     0.50   0.69   1.29   1.64   3.42   5.66   36.7
-// (From 4,096 tokens on the first row is a trial kernel's, of the same mapping; `lariat bench` gave
-// this one 1.45, 1.86, 6.6 and 41.1 us at 256, 1,024, 8,192 and 65,536.)
+//   tokens                     1     64    256   1024   8192  65536
+//   `lariat bench`          0.95   1.08   1.45   1.86    6.6   41.1
+// What follows was measured by programs that are not kept, some of it with a trial kernel of the
+// same mapping, which took 0.87, 1.01, 1.48, 1.86, 3.8 (4,096 tokens), 6.2 and 39.7; a copy of the
+// bytes took 0.50, 0.69, 1.29, 1.64, 3.42, 5.66 and 36.7.
 // Tried without gain: two warps per token (1.0, 1.1, 1.9, 2.5, 5.5, 10.4, 80: a block costs 1.2 ns
 // to start), two tokens per warp (1.3, 1.4, 1.9, 2.3, 4.2, 6.4, 40.3), blocks of 8 or 16 warps (0
 // to 6 % slower), the weights in shared memory at 32 registers (0.97, ..., 3.7, 6.1, 39.7) or at 44
