@@ -92,6 +92,17 @@ class Bench(unittest.TestCase):
             self.assertEqual((code, len(json.load(file))), (0, 1))
             self.assertIn("rope-update", out)
 
+    def test_manager(self):
+        rows = self.rows("manager", "--shape", "blocks=1024,sequences=20,children=600")
+        self.assertEqual([row["op"] for row in rows],
+                         ["manager-cold", "manager-warm", "manager-step", "manager-partial"])
+        for row in rows:
+            self.assertEqual(list(row), ["op", "shape", "backend", "per", "median_us", "p99_us"])
+            self.assertLessEqual(0, row["median_us"])
+            self.assertLessEqual(row["median_us"], row["p99_us"])
+        for wrong in (("manager", "append"), ("manager", "--hot"), ("manager", "--shape", "T=1")):
+            self.assertEqual(bench(*wrong)[0], 2)
+
     def test_in_is_dtype_by_default(self):
         row, = self.rows("append", "--shape", "T=2,dtype=fp32")
         self.assertIn("in=fp32", row["shape"])

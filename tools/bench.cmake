@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # `lariat bench`.
 find_package(benchmark 1.7 REQUIRED)
-target_sources(lariat_tool PRIVATE cmd_bench.cc bench_append.cc bench_data.cc bench_mla_append.cc
+target_sources(lariat_tool PRIVATE cmd_bench.cc bench_append.cc bench_data.cc bench_manager.cc bench_mla_append.cc
                                    bench_mla_compress.cc bench_mla_expand.cc bench_ops.cc bench_product.cc
                                    bench_rope_update.cc bench_shape.cc bench_timer_cpu.cc
                                    bench_workload.cc)

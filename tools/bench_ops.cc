@@ -5,7 +5,7 @@ namespace lariat::tools {
 namespace {
 
 // Named on the command line by the design, and not built.
-const std::vector<std::string> kUnbuilt = {"swap", "manager"};
+const std::vector<std::string> kUnbuilt = {"swap"};
 
 // DeepSeek-V3's latent and up-projections.
 const std::string kDeepSeek =
@@ -85,7 +85,7 @@ Result<const Op*> FindOp(const std::string& name) {
   for (const std::string& unbuilt : kUnbuilt) {
     if (name == unbuilt) return Unsupported("bench " + name + " is not built yet");
   }
-  return InvalidArgument("bench " + name + "; allowed: " + OpNames());
+  return InvalidArgument("bench " + name + "; allowed: " + OpNames() + ", or manager alone");
 }
 
 }  // namespace lariat::tools

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "bench_manager.h"
 #include "bench_ops.h"
 #include "bench_product.h"
 #include "bench_timer.h"
@@ -309,9 +310,43 @@ int Fail(const Status& status) {
   return kExitBadUsage;
 }
 
+// The cache's bookkeeping: neither bytes nor a device.
+int RunManager(const BenchOptions& options) {
+  if (options.hot || options.cold) {
+    return Fail(InvalidArgument("bench manager has rows of its own, without --hot and --cold"));
+  }
+  const Result<std::vector<ManagerRow>> rows = RunManagerBench(options.shapes);
+  if (!rows.ok()) {
+    spdlog::error("bench manager: {}", rows.status().message());
+    return rows.status().code() == Code::kCorruptData ? kExitCheckFailed : kExitBadUsage;
+  }
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  if (options.json != "-") fmt::print("{:<16} {:>10} {:>10}  per\n", "op", "median ns", "p99 ns");
+  for (const ManagerRow& row : *rows) {
+    if (options.json != "-") {
+      fmt::print("{:<16} {:>10.1f} {:>10.1f}  {}, {}\n", row.op, row.median_s * 1e9,
+                 row.p99_s * 1e9, row.per, row.shape);
+    }
+    list.push_back({{"op", row.op},
+                    {"shape", row.shape},
+                    {"backend", BackendName(BackendKind::kNull)},
+                    {"per", row.per},
+                    {"median_us", row.median_s * 1e6},
+                    {"p99_us", row.p99_s * 1e6}});
+  }
+  if (options.json.empty()) return kExitOk;
+  const Status written = WriteText(options.json, list.dump(2) + "\n");
+  return written.ok() ? kExitOk : Fail(written);
+}
+
 int RunBench(const BenchOptions& options) {
   const Status output = CheckOutput("--json", options.json);
   if (!output.ok()) return Fail(output);
+  const auto& ops = options.ops;
+  if (std::find(ops.begin(), ops.end(), "manager") != ops.end()) {
+    if (ops.size() == 1) return RunManager(options);
+    return Fail(InvalidArgument("bench manager is run alone: it times the host, not a device"));
+  }
   const Result<BackendKind> backend = ChooseBackend(options.backend);
   if (!backend.ok()) return Fail(backend.status());
   if (*backend == BackendKind::kNull) {
@@ -341,7 +376,7 @@ void AddBench(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<BenchOptions>();
   CLI::App* const command =
       app.add_subcommand("bench", "What the operations cost, beside this machine's ceiling");
-  command->add_option("op", options->ops, OpNames())->required();
+  command->add_option("op", options->ops, OpNames() + "; or manager, alone")->required();
   command
       ->add_option("--shape", options->shapes,
                    "KEY=VALUE,... over the operation's defaults; may be repeated")

@@ -76,6 +76,7 @@ struct CacheConfig {
 
   // --- how it is used ---
   Reuse reuse = Reuse::kBlock;
+  std::int64_t max_pinned_blocks = 0;        // that Pin may hold at once, >= 0
   int max_steps_in_flight = 2;               // 1..16
   int max_sequences = 256;                   // open at once, >= 1
   std::int64_t max_tokens_per_sequence = 0;  // required; sizes RoPE and block tables

@@ -16,6 +16,7 @@ BlockManager::BlockManager(const ManagerConfig& config)
   if (!config.unlimited) {
     index_.Reserve(static_cast<std::size_t>(config.num_blocks));
     lru_.Grow(static_cast<std::size_t>(config.num_blocks));
+    pins_.resize(static_cast<std::size_t>(config.num_blocks));
   }
   live_.reserve(static_cast<std::size_t>(config.max_steps_in_flight));
 }
@@ -192,7 +193,8 @@ Status BlockManager::Truncate(SequenceId id, std::int64_t length) {
   for (PlannedStep* step : live_) {
     for (std::size_t i = 0; i < step->rows.size(); ++i) {
       if (step->rows[i].sequence != id) continue;
-      step->items[i].limit = std::min(step->items[i].limit, length);
+      step->items[i].limit =
+          static_cast<std::int32_t>(std::min<std::int64_t>(step->items[i].limit, length));
     }
   }
   ShrinkTable(sequence, BlocksFor(length));
@@ -255,11 +257,9 @@ Status BlockManager::Clear() {
     lru_.Remove(idle);
     pool_.FreeIdle(idle);
   }
-  for (const auto& sequence : sequences_.entries()) {
-    if (sequence->id == SequenceId::kNone || sequence->reach == 0) continue;
-    sequence->indexable = false;  // what it holds was computed with the old weights
-    sequence->indexed = 0;
-  }
+  for (BlockId b = 0; b < static_cast<BlockId>(pins_.size()); ++b) DropPins(b);
+  // What sequences hold was computed with the old weights.
+  KeepOut([](const Sequence&) { return true; });
   return {};
 }
 
@@ -271,6 +271,7 @@ void BlockManager::FillStats(Stats& stats) const {
   stats.reserved_blocks = pool_.count(BlockState::kReserved);
   stats.peak_used_blocks = pool_.peak_used();
   stats.indexed_blocks = index_.size();
+  stats.pinned_blocks = pinned_;
   stats.evicted_blocks = evicted_;
   stats.merged_blocks = merged_;
   stats.copied_blocks = copied_;

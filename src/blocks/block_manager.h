@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "blocks/block_pool.h"
@@ -21,6 +22,7 @@ struct ManagerConfig {
   int block_size = 16;
   bool reuse = true;
   bool token_reuse = false;  // hits may end inside a block; with `reuse`
+  std::int64_t max_pinned_blocks = 0;
   int max_steps_in_flight = 2;
   int max_sequences = 256;
   std::int64_t max_tokens_per_sequence = 0;
@@ -34,7 +36,7 @@ struct ManagerConfig {
 // The rules are those of lariat/kv_cache.h, whose comments are not repeated here.
 //
 // Files: block_manager.cc (sequences), plan.cc (Plan, Undo, Prepare), settle.cc (Commit, Discard,
-// the index), inspect.cc (Snapshot, Quarantine).
+// the index), keep.cc (pins, removal), inspect.cc (Snapshot, Quarantine).
 // Cost: O(1) per running sequence and step; O(blocks) where a sequence starts, forks or ends.
 // Threads: externally synchronised. Time, addresses and device events are never consulted.
 class BlockManager {
@@ -53,6 +55,13 @@ class BlockManager {
   Status SetTokens(SequenceId id, std::span<const TokenId> tokens);
   Result<const Sequence*> Get(SequenceId id) const;  // not corrupt
   Status Clear();
+  Status Pin(std::span<const TokenId> prompt, const OpenOptions& options,
+             std::uint32_t rope_choice);
+  Status Unpin(std::span<const TokenId> prompt, const OpenOptions& options,
+               std::uint32_t rope_choice);
+  Result<std::int64_t> Remove(std::span<const TokenId> prompt, const OpenOptions& options,
+                              std::uint32_t rope_choice);
+  Result<std::int64_t> RemoveSalt(std::string_view salt);
 
   // Whether a Plan may be made now: kNotReady with an unprepared one, or all steps in flight.
   Status CheckReady() const;
@@ -87,7 +96,25 @@ class BlockManager {
   std::span<const TokenId> NextTokens(std::span<const TokenId> ids, std::size_t blocks,
                                       std::int64_t reusable) const;
   void ExtendMatch(Sequence& sequence);
-  void Forget(BlockId top);  // takes it and all below it out of the index; frees idle ones
+
+  // keep.cc
+  std::int32_t FindPath(std::span<const TokenId> prompt, const OpenOptions& options,
+                        std::uint32_t rope_choice) const;
+  std::int64_t Forget(BlockId top);
+  std::int64_t ForgetRoot(RootId root);
+  void DropPins(BlockId block);
+  // Keeps what such sequences hold out of the index from now on. What matches have found so far is
+  // looked for again: a block that leaves the index may come back as another one.
+  template <class F>
+  void KeepOut(F such) {
+    for (const auto& sequence : sequences_.entries()) {
+      sequence->match_path.clear();
+      sequence->match_generations.clear();
+      if (sequence->id == SequenceId::kNone || sequence->reach == 0 || !such(*sequence)) continue;
+      sequence->indexable = false;
+      sequence->indexed = 0;
+    }
+  }
 
   // plan.cc
   Status CheckItems(std::span<const StepItem> items);
@@ -100,7 +127,6 @@ class BlockManager {
   Status ApplyShape(const StepShape& shape, PlannedStep& step) const;
   void Unshare(PlannedStep& step);
   Status CheckRoom(const PlannedStep& step, PlanFailure* failure) const;
-  std::int64_t BlocksNeeded(const PlannedStep& step, std::size_t index) const;
   void Reserve(PlannedStep& step);
   BlockId Take(PlannedStep& step);
   void UndoBlocks(PlannedStep& step);
@@ -129,6 +155,8 @@ class BlockManager {
   LruList lru_;
   PrefixIndex index_;
   SequenceTable sequences_;
+  std::vector<std::int32_t> pins_;  // by block: prefixes pinned through it, one reference for all
+  std::int64_t pinned_ = 0;         // blocks
   PlannedStep* plan_ = nullptr;     // not prepared yet
   bool copy_idle_ = true;           // the plan that is made may copy from idle blocks
   std::vector<PlannedStep*> live_;  // prepared, oldest first

@@ -20,6 +20,14 @@ void BlockPool::Move(Block& block, BlockState to) {
   block.state = to;
 }
 
+void BlockPool::Reserve(std::size_t blocks) {
+  if (!unlimited_ || blocks <= blocks_.size()) return;
+  // Returned blocks need a place in the free list too; grow both before anything changes.
+  const std::size_t size = std::max({std::size_t{1024}, blocks, blocks_.size() * 2});
+  free_.reserve(size);
+  blocks_.resize(size);
+}
+
 BlockId BlockPool::TakeFree() {
   BlockId block = kNoBlock;
   if (!free_.empty()) {
@@ -27,12 +35,7 @@ BlockId BlockPool::TakeFree() {
     free_.pop_back();
   } else if (unlimited_ || next_fresh_ < total_) {
     if (next_fresh_ == std::numeric_limits<BlockId>::max()) return kNoBlock;
-    if (unlimited_ && next_fresh_ == static_cast<std::int64_t>(blocks_.size())) {
-      // Returned blocks need a place in the free list too; grow both before anything changes.
-      const std::size_t size = std::max<std::size_t>(1024, blocks_.size() * 2);
-      free_.reserve(size);
-      blocks_.resize(size);
-    }
+    Reserve(static_cast<std::size_t>(next_fresh_) + 1);
     block = static_cast<BlockId>(next_fresh_++);
     if (unlimited_) ++counts_[static_cast<int>(BlockState::kFree)];
   } else {

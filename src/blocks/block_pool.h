@@ -37,7 +37,10 @@ class BlockPool {
   // Tells two lives of one block id apart: counts the times it was taken.
   std::uint32_t generation(BlockId block) const { return blocks_[block].generation; }
 
-  // Takes a free block: reserved, one reference. kNoBlock when there is none.
+  // Makes room for block ids below `blocks`, of a pool without a limit.
+  void Reserve(std::size_t blocks);
+  // Takes a free block: reserved, one reference. kNoBlock when there is none. Allocates nothing
+  // below the ids that there is room for.
   BlockId TakeFree();
   // Takes an idle block that was chosen as a victim: reserved, one reference.
   void TakeIdle(BlockId block);

@@ -59,19 +59,6 @@ void BlockManager::Quarantine(const PlannedStep& step, std::span<const PlannedSt
   }
 }
 
-void BlockManager::Forget(BlockId top) {
-  for (BlockId at = top;;) {
-    const BlockId leaf = index_.LeafBelow(at);
-    at = index_.parent(leaf);
-    index_.Erase(leaf);
-    if (pool_.state(leaf) == BlockState::kIdle) {
-      lru_.Remove(leaf);
-      pool_.FreeIdle(leaf);
-    }
-    if (leaf == top) return;
-  }
-}
-
 std::string BlockManager::Snapshot() const {
   std::ostringstream out;
   out << "free";
@@ -82,6 +69,7 @@ std::string BlockManager::Snapshot() const {
   for (BlockId b = 0; b < static_cast<BlockId>(pool_.next_fresh()); ++b) {
     out << "block " << b << " state " << static_cast<int>(pool_.state(b)) << " references "
         << pool_.references(b) << " generation " << pool_.generation(b);
+    if (pins_[b] > 0) out << " pins " << pins_[b];
     if (index_.contains(b)) {
       out << " parent " << index_.parent(b) << " tokens";
       for (const TokenId token : index_.tokens(b)) out << ' ' << token;

@@ -118,6 +118,7 @@ Status BlockManager::Fill(std::span<const StepItem> items, const StepShape& shap
   step.abandoned = false;
   step.num_tokens = 0;
   step.hit_tokens = 0;
+  step.needed = 0;
   step.rows.clear();
   step.items.clear();
   step.positions.clear();
@@ -149,52 +150,47 @@ void BlockManager::Unshare(PlannedStep& step) {
     const BlockId tail = sequence.table[static_cast<std::size_t>(start / config_.block_size)];
     if (!pool_.shared(tail) && !index_.contains(tail)) continue;
     step.items[i].cow_source = tail;
+    ++step.needed;
     pool_.Pin(tail);
     step.releases.push_back({tail, step.items[i].sequence});
     step.undo.push_back({UndoEntry::kPin, tail, kNoBlock});
   }
 }
 
-std::int64_t BlockManager::BlocksNeeded(const PlannedStep& step, std::size_t index) const {
-  const PlannedItem& item = step.items[index];
-  const std::int64_t end = step.rows[index].start + step.rows[index].count;
-  return BlocksFor(end) - item.first_new_block + (item.cow_source == kNoBlock ? 0 : 1);
-}
-
 Status BlockManager::CheckRoom(const PlannedStep& step, PlanFailure* failure) const {
   if (pool_.unlimited()) return {};
-  std::int64_t needed = 0;
-  std::size_t too_big = step.rows.size();
-  for (std::size_t i = 0; i < step.rows.size(); ++i) {
-    needed += BlocksNeeded(step, i);
-    const std::int64_t alone = BlocksFor(step.rows[i].start + step.rows[i].count);
-    if (alone > pool_.total() && too_big == step.rows.size()) too_big = i;
-  }
+  const std::int64_t needed = step.needed;
   const std::int64_t available = pool_.count(BlockState::kFree) + pool_.count(BlockState::kIdle);
   if (needed <= available) return {};
+  const auto too_big = std::find_if(step.rows.begin(), step.rows.end(), [&](const StepRows& rows) {
+    return BlocksFor(rows.start + rows.count) > pool_.total();
+  });
   if (failure != nullptr) {
     failure->needed = needed;
     failure->available = available;
     failure->in_transit = 0;
     failure->sequences.clear();
     for (std::size_t i = 0; i < step.rows.size(); ++i) {
-      failure->sequences.push_back({step.rows[i].sequence, BlocksNeeded(step, i)});
+      const PlannedItem& item = step.items[i];
+      failure->sequences.push_back(
+          {step.rows[i].sequence, item.new_blocks + (item.cow_source == kNoBlock ? 0 : 1)});
     }
   }
   const std::string numbers = std::to_string(needed) + " blocks needed, " +
                               std::to_string(available) + " of " + std::to_string(pool_.total()) +
                               " available";
-  if (too_big != step.rows.size()) {
-    return NeverFits(NameOf(step.rows[too_big].sequence) +
-                     " alone is larger than the pool: " + numbers);
+  if (too_big != step.rows.end()) {
+    return NeverFits(NameOf(too_big->sequence) + " alone is larger than the pool: " + numbers);
   }
   return ResourceExhausted(numbers);
 }
 
 void BlockManager::EnsureCapacity(std::int64_t blocks) {
+  pool_.Reserve(static_cast<std::size_t>(blocks));
   if (blocks <= static_cast<std::int64_t>(index_.capacity())) return;
   const std::size_t grown = std::max(static_cast<std::size_t>(blocks),
                                      std::max<std::size_t>(1024, 2 * index_.capacity()));
+  pins_.resize(grown);
   lru_.Grow(grown);
   index_.Reserve(grown);
 }
@@ -216,48 +212,36 @@ BlockId BlockManager::Take(PlannedStep& step) {
 }
 
 void BlockManager::Reserve(PlannedStep& step) {
-  std::int64_t needed = 0;
-  for (std::size_t i = 0; i < step.rows.size(); ++i) needed += BlocksNeeded(step, i);
-  if (pool_.unlimited()) EnsureCapacity(pool_.total() + needed);
-  step.undo.reserve(step.undo.size() + static_cast<std::size_t>(needed));
-  step.victims.reserve(static_cast<std::size_t>(needed));
+  const auto needed = static_cast<std::size_t>(step.needed);
+  if (pool_.unlimited()) EnsureCapacity(pool_.total() + step.needed);
+  step.undo.reserve(step.undo.size() + needed);
+  step.victims.reserve(needed);
   step.copies.reserve(step.rows.size());
-  // Nothing below fails but TakeFree of a pool without limit, before anything of that item changed.
+  // Nothing below fails: a table has room for a sequence's greatest length.
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
     const StepRows& rows = step.rows[i];
     PlannedItem& item = step.items[i];
+    Sequence& sequence = sequences_.at(item.sequence);
+    const auto tail = static_cast<std::size_t>(rows.start / config_.block_size);
+    if (item.first_plan) {
+      sequence.table = sequence.match_path;
+      sequence.indexed = std::ssize(sequence.table);
+    }
     if (item.cow_source != kNoBlock) {
       const BlockId source = item.cow_source;
       item.cow_target = Take(step);
       step.copies.push_back({{source, pool_.generation(source)},
                              {item.cow_target, pool_.generation(item.cow_target)}});
-    }
-    item.new_blocks = BlocksFor(rows.start + rows.count) - item.first_new_block;
-    item.first_taken = step.undo.size();
-    for (std::int64_t n = 0; n < item.new_blocks; ++n) Take(step);
-  }
-  for (std::size_t i = 0; i < step.rows.size(); ++i) {
-    const StepRows& rows = step.rows[i];
-    PlannedItem& item = step.items[i];
-    Sequence& sequence = sequences_.at(item.sequence);
-    if (item.first_plan) sequence.table = sequence.match_path;
-    if (item.cow_target != kNoBlock) {
-      const std::int64_t at = rows.start / config_.block_size;
       if (item.first_plan) sequence.table.push_back(kNoBlock);
-      sequence.table[static_cast<std::size_t>(at)] = item.cow_target;
-      sequence.first_dirty = std::min(sequence.first_dirty, at);
+      sequence.table[tail] = item.cow_target;
+      sequence.first_dirty = std::min(sequence.first_dirty, static_cast<std::int64_t>(tail));
     }
-    item.tail_block =
-        rows.start % config_.block_size == 0
-            ? kNoBlock
-            : sequence.table[static_cast<std::size_t>(rows.start / config_.block_size)];
-    for (std::int64_t n = 0; n < item.new_blocks; ++n) {
-      sequence.table.push_back(step.undo[item.first_taken + static_cast<std::size_t>(n)].block);
-    }
+    if (rows.start % config_.block_size != 0) item.tail_block = sequence.table[tail];
+    item.first_taken = static_cast<std::int32_t>(step.undo.size());
+    for (std::int32_t n = 0; n < item.new_blocks; ++n) sequence.table.push_back(Take(step));
     sequence.started = true;
     sequence.planned = rows.start + item.certain;
     sequence.reach = rows.start + rows.count;
-    if (item.first_plan) sequence.indexed = rows.hit / config_.block_size;
   }
 }
 
@@ -306,13 +290,16 @@ void BlockManager::Undo(PlannedStep& step) {
 void BlockManager::Prepare(PlannedStep& step) {
   assert(plan_ == &step);
   for (const BlockId victim : step.victims) index_.Erase(victim);
-  for (PlannedItem& item : step.items) {
+  for (std::size_t i = 0; i < step.items.size(); ++i) {
+    PlannedItem& item = step.items[i];
     Sequence& sequence = sequences_.at(item.sequence);
     item.previous_step = sequence.last_step;
     ++sequence.live_steps;
     sequence.last_step = step.id;
+    sequence.first_dirty = std::ssize(sequence.table);  // what is new is on its way
     // Keys turned by other angles must not be found by the tokens alone.
     if (item.moved) sequence.indexable = false;
+    if (!item.first_plan) continue;
     sequence.match_path.clear();
     sequence.match_generations.clear();
   }

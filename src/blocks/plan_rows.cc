@@ -71,21 +71,26 @@ Status BlockManager::AddRows(const StepItem& item, PlannedStep& step) {
   rows.count = item.num_tokens;
   planned.sequence = SequenceTable::IndexOf(item.sequence);
   planned.first_plan = !sequence.started;
-  planned.old_planned = sequence.planned;
+  planned.old_planned = static_cast<std::int32_t>(sequence.planned);
   if (planned.first_plan && sequence.prompt_length > 0) {
     ClaimHit(sequence, step, planned, copy_idle_ || !item.positions.empty());
     rows.hit = std::ssize(sequence.match_path) * config_.block_size + sequence.match_partial.tokens;
     rows.start = rows.hit;
     rows.count = std::min(item.num_tokens, sequence.prompt_length - rows.hit);
   }
-  planned.certain = std::min(item.num_tokens - item.num_drafts, rows.count);
-  planned.first_new_block = planned.first_plan ? BlocksFor(rows.hit) : std::ssize(sequence.table);
+  planned.certain =
+      static_cast<std::int32_t>(std::min(item.num_tokens - item.num_drafts, rows.count));
+  planned.first_new_block = static_cast<std::int32_t>(
+      planned.first_plan ? BlocksFor(rows.hit) : std::ssize(sequence.table));
   if (rows.count > sequence.max_length - rows.start) {
     return InvalidArgument("num_tokens " + std::to_string(item.num_tokens) + " of " +
                            NameOf(item.sequence) + " behind its " + std::to_string(rows.start) +
                            " tokens is past its max_length " + std::to_string(sequence.max_length));
   }
-  planned.limit = rows.start + rows.count;
+  planned.limit = static_cast<std::int32_t>(rows.start + rows.count);
+  planned.new_blocks =
+      static_cast<std::int32_t>(BlocksFor(rows.start + rows.count)) - planned.first_new_block;
+  step.needed += planned.new_blocks + (planned.cow_source == kNoBlock ? 0 : 1);
   step.num_tokens += rows.count;
   if (step.num_tokens > config_.max_tokens_per_step) {
     return InvalidArgument("the items have more rows than max_tokens_per_step " +

@@ -20,23 +20,26 @@ struct CowCopy {
   BlockStamp target;
 };
 
-// What a step did to one of its sequences, beyond the public StepRows.
-struct PlannedItem {
+// What a step did to one of its sequences, beyond the public StepRows. One cache line: a step of
+// many sequences goes through its items several times. Lengths fit 32 bits, as CacheConfig's limits
+// do.
+struct alignas(64) PlannedItem {
   int sequence = -1;  // entry in the SequenceTable
   bool first_plan = false;
   bool moved = false;                 // positions other than the index, and no key that says so
-  std::int64_t certain = 0;           // leading rows that Commit must keep
-  std::int64_t limit = 0;             // rows at or past this index of the sequence were truncated
+  std::int32_t certain = 0;           // leading rows that Commit must keep
+  std::int32_t limit = 0;             // rows at or past this index of the sequence were truncated
   std::int64_t position_offset = -1;  // into PlannedStep::positions; -1: none given
-  std::int64_t first_new_block = 0;   // table index of the first block taken for these rows
-  std::int64_t new_blocks = 0;
-  std::size_t first_taken = 0;      // where PlannedStep::undo lists them
-  std::int64_t old_planned = 0;     // of the sequence, before this plan
-  BlockId tail_block = kNoBlock;    // the block, partly filled before, that the first row is in
-  std::uint64_t previous_step = 0;  // Sequence::last_step before this step
+  std::uint64_t previous_step = 0;    // Sequence::last_step before this step
+  std::int32_t first_new_block = 0;   // table index of the first block taken for these rows
+  std::int32_t new_blocks = 0;
+  std::int32_t first_taken = 0;   // where PlannedStep::undo lists them
+  std::int32_t old_planned = 0;   // of the sequence, before this plan
+  BlockId tail_block = kNoBlock;  // the block, partly filled before, that the first row is in
   BlockId cow_source = kNoBlock;
   BlockId cow_target = kNoBlock;
 };
+static_assert(sizeof(PlannedItem) == 64);
 
 enum class StepPhase : std::uint8_t {
   kUnused,
@@ -67,6 +70,7 @@ struct PlannedStep {
   std::int64_t padded_tokens = 0;
   int padded_sequences = 0;
   std::int64_t hit_tokens = 0;
+  std::int64_t needed = 0;  // blocks that it takes
   std::vector<StepRows> rows;
   std::vector<PlannedItem> items;  // parallel to rows
   std::vector<std::int32_t> positions;

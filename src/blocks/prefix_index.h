@@ -2,6 +2,7 @@
 #pragma once
 #include <compare>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <span>
 #include <string>
@@ -67,6 +68,15 @@ class PrefixIndex {
     while (nodes_[top].child != kNoBlock) top = nodes_[top].child;
     return top;
   }
+  // A block with nothing above it, or kNoBlock.
+  BlockId AnyChild(RootId id) const { return root(id).child; }
+  // The roots there are, one after the other; 0: no more. In order of their keys.
+  RootId FirstRoot() const { return root_ids_.empty() ? 0 : root_ids_.begin()->second; }
+  RootId NextRoot(RootId id) const {
+    const auto next = std::next(root(id).entry);
+    return next == root_ids_.end() ? 0 : next->second;
+  }
+  std::string_view salt(RootId id) const { return root(id).entry->first.salt; }
   // Erases everything. O(blocks).
   void Clear();
 
@@ -100,7 +110,7 @@ class PrefixIndex {
   struct Root {
     std::int64_t references = 0;  // open sequences and child blocks
     BlockId child = kNoBlock;     // top of the treap of its children
-    std::map<RootKey, RootId>::iterator entry;
+    std::map<RootKey, RootId>::const_iterator entry;
   };
   static RootKey KeyOf(const OpenOptions& options, std::uint32_t rope_choice);
   Root& root(RootId id) { return roots_[static_cast<std::size_t>(-2 - id)]; }

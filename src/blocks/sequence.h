@@ -20,7 +20,7 @@ std::string NameOf(SequenceId id);
 //   | kept rows    | rows of live steps | not planned yet
 //
 // `ids` may be longer than planned (a prompt not computed yet) or shorter (ids that come later).
-struct Sequence {
+struct alignas(64) Sequence {
   SequenceId id = SequenceId::kNone;  // kNone: this entry is free
   bool open = false;                  // false with an id: closed, but a live step still names it
   bool started = false;               // its first plan was made: the prefix hit is decided
@@ -45,16 +45,16 @@ struct Sequence {
   int live_steps = 0;           // that name it
   std::uint64_t last_step = 0;  // the latest of them
 
+  // Scratch of the call that runs now: stamp says which call wrote the other two.
+  std::uint64_t stamp = 0;
+  std::int32_t stamp_item = -1;
+  std::int32_t stamp_commit = -1;
+
   // Scratch of Match before the first plan: the path found so far, with the blocks' generations.
   std::vector<BlockId> match_path;
   std::vector<std::uint32_t> match_generations;
   // The block behind that path whose first tokens agree, and how many: of the last look alone.
   NearestChild match_partial;
-
-  // Scratch of the call that runs now: stamp says which call wrote the other two.
-  std::uint64_t stamp = 0;
-  std::int32_t stamp_item = -1;
-  std::int32_t stamp_commit = -1;
 
   std::int64_t known() const { return static_cast<std::int64_t>(ids.size()); }
 };

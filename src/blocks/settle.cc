@@ -46,7 +46,7 @@ Status BlockManager::CheckEntry(const PlannedStep& step, const StepCommit& commi
   const PlannedItem& item = step.items[static_cast<std::size_t>(index)];
   const Sequence& sequence = *sequences_.Find(commit.sequence);
   const std::int64_t alive = std::max<std::int64_t>(0, item.limit - rows.start);
-  const std::int64_t least = std::min(item.certain, alive);
+  const std::int64_t least = std::min<std::int64_t>(item.certain, alive);
   if (commit.kept < least || commit.kept > rows.count) {
     return InvalidArgument("kept " + std::to_string(commit.kept) + " of " +
                            NameOf(commit.sequence) + ": allowed are " + std::to_string(least) +
@@ -60,7 +60,7 @@ Status BlockManager::CheckEntry(const PlannedStep& step, const StepCommit& commi
                            std::to_string(commit.tokens.size()) + " ids for " +
                            std::to_string(allowed) + " kept rows past the prompt");
   }
-  if (sequence.known() != std::min(past_prompt, item.limit)) {
+  if (sequence.known() != std::min<std::int64_t>(past_prompt, item.limit)) {
     return InvalidArgument("tokens of " + NameOf(commit.sequence) + " begin at " +
                            std::to_string(past_prompt) + ", but the ids from " +
                            std::to_string(sequence.known()) + " on are missing: SetTokens first");
@@ -83,7 +83,7 @@ void BlockManager::SettleItem(PlannedStep& step, std::size_t index, const StepCo
   const PlannedItem& item = step.items[index];
   Sequence& sequence = sequences_.at(item.sequence);
   const std::int64_t kept = commit == nullptr ? rows.count : commit->kept;
-  const std::int64_t end = std::min(rows.start + kept, item.limit);
+  const std::int64_t end = std::min<std::int64_t>(rows.start + kept, item.limit);
   tokens_committed_ += std::max<std::int64_t>(0, end - rows.start);
   sequence.settled = end;
   if (sequence.last_step == step.id) {  // no later rows: the sequence ends here
@@ -111,8 +111,9 @@ void BlockManager::SettleBlocks(PlannedStep& step, std::size_t index, std::int64
   if (end <= rows.start) return;
   for (std::int64_t b = tail; b < BlocksFor(end); ++b) {
     const auto taken = static_cast<std::size_t>(b - item.first_new_block);
-    const BlockId block =
-        b < item.first_new_block ? item.tail_block : step.undo[item.first_taken + taken].block;
+    const BlockId block = b < item.first_new_block
+                              ? item.tail_block
+                              : step.undo[static_cast<std::size_t>(item.first_taken) + taken].block;
     pool_.Settle(block);
     if (config_.track_writes) step.written.push_back({block, pool_.generation(block)});
   }
@@ -149,7 +150,7 @@ void BlockManager::DiscardItem(PlannedStep& step, std::size_t index) {
     ShrinkTable(sequence, 0, &step);
     return;
   }
-  const std::int64_t end = std::min(rows.start, item.limit);
+  const std::int64_t end = std::min<std::int64_t>(rows.start, item.limit);
   sequence.planned = sequence.reach = end;
   ShrinkTable(sequence, BlocksFor(end), &step);
   const std::int64_t tail = rows.start / config_.block_size;
@@ -164,11 +165,14 @@ void BlockManager::DiscardItem(PlannedStep& step, std::size_t index) {
 // Drops what the step held: references first, deepest blocks of a sequence before the rest of it.
 void BlockManager::EndStep(PlannedStep& step, bool discarded) {
   live_.erase(std::find(live_.begin(), live_.end(), &step));
-  for (const PlannedItem& item : step.items) {
+  bool closed = false;
+  for (std::size_t i = 0; i < step.items.size(); ++i) {
+    const PlannedItem& item = step.items[i];
     Sequence& sequence = sequences_.at(item.sequence);
     --sequence.live_steps;
     // Steps are discarded latest first, so what is left to name it is what named it before.
     if (sequence.last_step == step.id) sequence.last_step = item.previous_step;
+    closed |= !sequence.open;
   }
   for (const StepRelease& release : step.releases) {
     // Where earlier steps go on, they may hold blocks below this one.
@@ -183,6 +187,7 @@ void BlockManager::EndStep(PlannedStep& step, bool discarded) {
   }
   step.releases.clear();
   for (const PlannedItem& item : step.items) {
+    if (!closed) break;
     Sequence& sequence = sequences_.at(item.sequence);
     if (sequence.id != SequenceId::kNone && !sequence.open && sequence.live_steps == 0) {
       DropSequence(sequence);

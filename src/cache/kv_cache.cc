@@ -18,6 +18,7 @@ blocks::ManagerConfig ManagerConfigOf(const CacheConfig& config,
   manager.block_size = config.block_size;
   manager.reuse = config.reuse != Reuse::kNone;
   manager.token_reuse = config.reuse == Reuse::kToken;
+  manager.max_pinned_blocks = config.max_pinned_blocks;
   manager.max_steps_in_flight = config.max_steps_in_flight;
   manager.max_sequences = config.max_sequences;
   manager.max_tokens_per_sequence = config.max_tokens_per_sequence;
@@ -242,6 +243,41 @@ Status KVCache::Clear() {
     Status cleared = impl_->manager.Clear();
     impl_->Publish();
     return cleared;
+  });
+}
+
+Status KVCache::Pin(std::span<const TokenId> prompt, const OpenOptions& options) {
+  return Guarded([&]() -> Status {
+    Status pinned = impl_->manager.Pin(
+        prompt, options, cache::TablesFor(impl_->config, impl_->resolved, options.max_length));
+    impl_->Publish();
+    return pinned;
+  });
+}
+
+Status KVCache::Unpin(std::span<const TokenId> prompt, const OpenOptions& options) {
+  return Guarded([&]() -> Status {
+    Status unpinned = impl_->manager.Unpin(
+        prompt, options, cache::TablesFor(impl_->config, impl_->resolved, options.max_length));
+    impl_->Publish();
+    return unpinned;
+  });
+}
+
+Result<std::int64_t> KVCache::Remove(std::span<const TokenId> prompt, const OpenOptions& options) {
+  return Guarded([&]() -> Result<std::int64_t> {
+    Result<std::int64_t> removed = impl_->manager.Remove(
+        prompt, options, cache::TablesFor(impl_->config, impl_->resolved, options.max_length));
+    impl_->Publish();
+    return removed;
+  });
+}
+
+Result<std::int64_t> KVCache::RemoveSalt(std::string_view salt) {
+  return Guarded([&]() -> Result<std::int64_t> {
+    Result<std::int64_t> removed = impl_->manager.RemoveSalt(salt);
+    impl_->Publish();
+    return removed;
   });
 }
 

@@ -82,10 +82,6 @@ Status KVCache::Impl::Prepare(std::uint64_t id, Stream stream) {
   }
   if (Status s = storage.Move(moves, stream); !s.ok()) return s;
   if (Status s = arrays.Upload(plan, manager, slot, stream); !s.ok()) return s;
-  for (const blocks::PlannedItem& item : plan.items) {
-    blocks::Sequence& sequence = manager.sequence(item.sequence);
-    sequence.first_dirty = static_cast<std::int64_t>(sequence.table.size());
-  }
   manager.Prepare(plan);
   record->stream = stream;
   last_stream = stream;

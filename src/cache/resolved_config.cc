@@ -97,6 +97,10 @@ Status CheckUse(const CacheConfig& config) {
   if (Status s = CheckRange("max_steps_in_flight", config.max_steps_in_flight, 1, 16); !s.ok()) {
     return s;
   }
+  if (config.max_pinned_blocks < 0) {
+    return InvalidArgument("max_pinned_blocks " + std::to_string(config.max_pinned_blocks) +
+                           ": allowed are 0 and more");
+  }
   if (Status s = CheckRange("max_sequences", config.max_sequences, 1, 1 << 20); !s.ok()) return s;
   if (Status s = CheckRange("max_tokens_per_sequence", config.max_tokens_per_sequence, 1, 1 << 30);
       !s.ok()) {

@@ -304,18 +304,78 @@ void CacheModel::SetTokens(SequenceId id, std::span<const TokenId> tokens) {
 }
 
 void CacheModel::Clear() {
-  index_.clear();
-  for (auto& [id, block] : blocks_) block.index_tokens.reset();
-  for (const int block : lru_) {
-    blocks_.erase(block);
-    free_.insert(block);
+  Remove({}, [](const std::string&) { return true; });
+}
+
+// --- What the caller wants kept or gone -------------------------------------------------------
+
+std::int64_t CacheModel::kept() const {
+  return std::count_if(blocks_.begin(), blocks_.end(),
+                       [](const auto& entry) { return entry.second.kept > 0; });
+}
+
+Code CacheModel::Pin(std::span<const TokenId> prompt, const std::string& options) {
+  const std::vector<int> path = Indexed(prompt, options);
+  if (std::ssize(path) < std::ssize(prompt) / config_.block_size) return Code::kInvalidArgument;
+  const std::int64_t more = std::count_if(path.begin(), path.end(),
+                                          [&](int block) { return blocks_.at(block).kept == 0; });
+  if (kept() + more > config_.max_pinned) return Code::kResourceExhausted;
+  for (const int block : path) {
+    if (++blocks_.at(block).kept > 1) continue;
+    ++blocks_.at(block).pins;
+    lru_.remove(block);
   }
-  lru_.clear();
-  for (auto* const all : {&sequences_, &closed_}) {
-    for (auto& [id, sequence] : *all) {
-      if (!sequence.table.empty()) sequence.indexable = false;
+  NotePeak();
+  return Code::kOk;
+}
+
+Code CacheModel::Unpin(std::span<const TokenId> prompt, const std::string& options) {
+  const std::vector<int> path = Indexed(prompt, options);
+  if (std::ssize(path) < std::ssize(prompt) / config_.block_size ||
+      std::any_of(path.begin(), path.end(),
+                  [&](int block) { return blocks_.at(block).kept == 0; })) {
+    return Code::kInvalidArgument;
+  }
+  for (auto block = path.rbegin(); block != path.rend(); ++block) {
+    if (--blocks_.at(*block).kept == 0) Unpin(*block);
+  }
+  return Code::kOk;
+}
+
+std::int64_t CacheModel::Remove(std::span<const TokenId> prompt,
+                                const std::function<bool(const std::string&)>& such) {
+  const auto begins = [&](const std::vector<TokenId>& tokens) {
+    return tokens.size() >= prompt.size() &&
+           std::equal(prompt.begin(), prompt.end(), tokens.begin());
+  };
+  std::int64_t removed = 0;
+  for (auto entry = index_.begin(); entry != index_.end();) {
+    if (!such(entry->first.first) || !begins(entry->first.second)) {
+      ++entry;
+      continue;
+    }
+    const int block = entry->second;
+    entry = index_.erase(entry);
+    ++removed;
+    ModelBlock& state = blocks_.at(block);
+    state.index_tokens.reset();
+    if (Idle(block)) {
+      lru_.remove(block);
+      blocks_.erase(block);
+      free_.insert(block);
+    } else if (state.kept > 0) {
+      state.kept = 0;
+      Unpin(block);
     }
   }
+  for (auto* const all : {&sequences_, &closed_}) {
+    for (auto& [id, sequence] : *all) {
+      if (!sequence.table.empty() && such(sequence.options) && begins(sequence.ids)) {
+        sequence.indexable = false;
+      }
+    }
+  }
+  return removed;
 }
 
 }  // namespace lariat::reference

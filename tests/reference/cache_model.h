@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <map>
 #include <memory>
@@ -36,6 +37,7 @@ struct ModelConfig {
   std::int64_t max_tokens_per_step = 0;
   bool reuse = true;
   bool tokens = false;  // hits may end inside a block
+  std::int64_t max_pinned = 0;
 };
 
 // The options a sequence's blocks are keyed by, as one string.
@@ -44,6 +46,7 @@ std::string OptionsKey(const OpenOptions& options);
 struct ModelBlock {
   int refs = 0;
   int pins = 0;
+  int kept = 0;  // prefixes pinned by the caller through it: one of `pins` stands for all
   std::uint64_t reserved_by = 0;                     // the uncommitted step that took it
   std::optional<std::vector<TokenId>> index_tokens;  // where the index names it
   std::string index_options;
@@ -148,6 +151,13 @@ class CacheModel {
   void Fork(SequenceId parent, SequenceId child, std::int64_t length);
   void SetTokens(SequenceId id, std::span<const TokenId> tokens);
   void Clear();
+  // What Pin and Unpin may answer, and, where that is kOk, what they do.
+  Code Pin(std::span<const TokenId> prompt, const std::string& options);
+  Code Unpin(std::span<const TokenId> prompt, const std::string& options);
+  // Forgets all texts that begin with `prompt`, of all options that `such` says. Returns how many.
+  std::int64_t Remove(std::span<const TokenId> prompt,
+                      const std::function<bool(const std::string&)>& such);
+  std::int64_t kept() const;
 
   std::int64_t Planned(const ModelSequence& sequence, SequenceId id) const;  // certain rows
   std::int64_t Length(const ModelSequence& sequence, SequenceId id) const;   // drafts too

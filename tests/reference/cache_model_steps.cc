@@ -390,6 +390,7 @@ std::string CacheModel::CompareStats(const Stats& stats) const {
   if (!orphans) equal("reserved_blocks", stats.reserved_blocks, reserved);
   equal("in_transit_blocks", stats.in_transit_blocks, 0);
   equal("indexed_blocks", stats.indexed_blocks, std::ssize(index_));
+  equal("pinned_blocks", stats.pinned_blocks, kept());
   equal("evicted_blocks", stats.evicted_blocks, evicted_);
   equal("merged_blocks", stats.merged_blocks, merged_);
   if (!plan_) {

@@ -45,7 +45,8 @@ class RandomCalls {
     if (dice < 82) return Close();
     if (dice < 86) return Truncate();
     if (dice < 90) return Fork();
-    if (dice < 95) return SetTokens();
+    if (dice < 93) return SetTokens();
+    if (dice < 95) return Keep();
     if (dice < 96 && Roll(6) == 0) return Clear();
     if (dice < 98) return Match();
     return Rest();
@@ -62,6 +63,7 @@ class RandomCalls {
     config.memory.num_blocks = setting.blocks;
     config.block_size = static_cast<int>(setting.block_size);
     config.reuse = setting.reuse;
+    config.max_pinned_blocks = setting.blocks / 4;
     config.max_steps_in_flight = setting.steps_in_flight;
     config.max_sequences = 10;
     config.max_tokens_per_sequence = std::max<std::int64_t>(12, setting.block_size * 10);
@@ -77,7 +79,8 @@ class RandomCalls {
             config.max_tokens_per_sequence,
             config.max_tokens_per_step,
             setting.reuse != Reuse::kNone,
-            setting.reuse == Reuse::kToken};
+            setting.reuse == Reuse::kToken,
+            config.max_pinned_blocks};
   }
 
   std::int64_t Roll(std::int64_t sides) {
@@ -310,6 +313,7 @@ class RandomCalls {
   void Fork();
   void SetTokens();
   void Clear();
+  void Keep();
   void Match();
   void Rest();
 
