@@ -48,6 +48,42 @@ TEST_CASE("What is pinned is not evicted, up to the budget, all or nothing", "[c
   CHECK(c.Match(Range(0, 13)) < 8);
 }
 
+TEST_CASE("Only what was pinned itself is unpinned", "[cache]") {
+  CaseCache c(Config(4, 6, 4));
+  CaseCache::Must(c->Close(c.Start(Range(0, 12))));
+  CaseCache::Must(c->Pin(Range(0, 12)));
+  const std::string before = c->Snapshot();
+  CHECK(c->Unpin(Range(0, 8)).code() == Code::kInvalidArgument);  // part of what is pinned
+  CHECK(c->Snapshot() == before);
+  CaseCache::Must(c->Pin(Range(0, 8)));
+  CaseCache::Must(c->Unpin(Range(0, 8)));
+  CHECK(c->Unpin(Range(0, 8)).code() == Code::kInvalidArgument);
+  CHECK(c->GetStats().pinned_blocks == 3);
+  CaseCache::Must(c->Pin(Range(0, 4)));
+  CaseCache::Must(c->Unpin(Range(0, 12)));
+  CHECK(c->GetStats().pinned_blocks == 1);
+  CHECK(c->GetStats().idle_blocks == 2);
+  CHECK(c->Unpin(Range(0, 12)).code() == Code::kInvalidArgument);
+  CaseCache::Must(c->Unpin(Range(0, 4)));
+  CHECK(c->GetStats().idle_blocks == 3);
+}
+
+TEST_CASE("A pin goes with the last of its blocks, and others stay", "[cache]") {
+  CaseCache c(Config(4, 8, 4));
+  CaseCache::Must(c->Close(c.Start(Range(0, 12))));
+  for (const int pinned : {12, 12, 4}) CaseCache::Must(c->Pin(Range(0, pinned)));
+  CHECK(c->GetStats().pinned_blocks == 3);
+  CHECK(*c->Remove(Range(0, 10)) == 1);
+  CHECK(c->GetStats().pinned_blocks == 1);
+  CHECK(c->GetStats().idle_blocks == 1);
+  CHECK(c->GetStats().free_blocks == 6);
+  CHECK(c->Unpin(Range(0, 8)).code() == Code::kInvalidArgument);
+  CaseCache::Must(c->Unpin(Range(0, 4)));
+  CHECK(c->GetStats().pinned_blocks == 0);
+  CaseCache::Must(c->Close(c.Start(Range(50, 28))));  // evicts one block: the deepest
+  CHECK(c.Match(Range(0, 12)) == 4);
+}
+
 TEST_CASE("A prefix is removed with all that begins with it, and no more", "[cache]") {
   CaseCache c(Config(4, 16, 4));
   CaseCache::Must(c->Close(c.Start(Range(0, 12))));

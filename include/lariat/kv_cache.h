@@ -320,12 +320,13 @@ class KVCache {
   Status Clear();
 
   // Holds the whole blocks of a prompt that is cached, so that they are never evicted. Prefixes may
-  // overlap and be pinned more than once; a block counts once. All of it or nothing. Clear, Remove,
-  // RemoveSalt and a device fault drop the pins of what they take.
+  // overlap and be pinned more than once; a block counts once. All of it or nothing. A pin whose
+  // blocks, or some of them, are taken by Clear, Remove, RemoveSalt or a device fault is gone.
   // Errors: kInvalidArgument (not all of the prompt's whole blocks are cached), kResourceExhausted
   //   (more than max_pinned_blocks), kNotReady (a plan is not prepared yet).
   Status Pin(std::span<const TokenId> prompt, const OpenOptions& options = {});
-  // Takes one Pin of the same whole blocks back. Errors: kInvalidArgument (not pinned), kNotReady.
+  // Takes one Pin of the same whole blocks back. Errors: kInvalidArgument (not pinned, or only as
+  // part of a longer prefix), kNotReady.
   Status Unpin(std::span<const TokenId> prompt, const OpenOptions& options = {});
 
   // Forgets every cached text that begins with `prompt` (empty: all of these options), pinned or

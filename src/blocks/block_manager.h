@@ -16,6 +16,12 @@
 
 namespace lariat::blocks {
 
+// The caller's pins of a block. All of them together are one reference.
+struct BlockPins {
+  std::int32_t through = 0;  // of prefixes that it is part of
+  std::int32_t ends = 0;     // of prefixes whose last block it is: what Unpin takes back
+};
+
 struct ManagerConfig {
   std::int64_t num_blocks = 0;
   bool unlimited = false;
@@ -102,6 +108,7 @@ class BlockManager {
                         std::uint32_t rope_choice) const;
   std::int64_t Forget(BlockId top);
   std::int64_t ForgetRoot(RootId root);
+  void DropPinsThrough(std::int32_t last, std::int32_t count);
   void DropPins(BlockId block);
   // Keeps what such sequences hold out of the index from now on. What matches have found so far is
   // looked for again: a block that leaves the index may come back as another one.
@@ -155,7 +162,7 @@ class BlockManager {
   LruList lru_;
   PrefixIndex index_;
   SequenceTable sequences_;
-  std::vector<std::int32_t> pins_;  // by block: prefixes pinned through it, one reference for all
+  std::vector<BlockPins> pins_;     // by block
   std::int64_t pinned_ = 0;         // blocks
   PlannedStep* plan_ = nullptr;     // not prepared yet
   bool copy_idle_ = true;           // the plan that is made may copy from idle blocks

@@ -69,7 +69,7 @@ std::string BlockManager::Snapshot() const {
   for (BlockId b = 0; b < static_cast<BlockId>(pool_.next_fresh()); ++b) {
     out << "block " << b << " state " << static_cast<int>(pool_.state(b)) << " references "
         << pool_.references(b) << " generation " << pool_.generation(b);
-    if (pins_[b] > 0) out << " pins " << pins_[b];
+    if (pins_[b].through > 0) out << " pins " << pins_[b].through << " ends " << pins_[b].ends;
     if (index_.contains(b)) {
       out << " parent " << index_.parent(b) << " tokens";
       for (const TokenId token : index_.tokens(b)) out << ' ' << token;

@@ -26,18 +26,19 @@ Status BlockManager::Pin(std::span<const TokenId> prompt, const OpenOptions& opt
   const std::int32_t last = FindPath(prompt, options, rope_choice);
   if (last == kNoBlock) return InvalidArgument("prompt: not all of its whole blocks are cached");
   std::int64_t more = 0;
-  for (std::int32_t b = last; b >= 0; b = index_.parent(b)) more += pins_[b] == 0 ? 1 : 0;
+  for (std::int32_t b = last; b >= 0; b = index_.parent(b)) more += pins_[b].through == 0 ? 1 : 0;
   if (more > config_.max_pinned_blocks - pinned_) {
     return ResourceExhausted(
         std::to_string(more) + " blocks more than the " + std::to_string(pinned_) +
         " pinned ones: allowed are max_pinned_blocks " + std::to_string(config_.max_pinned_blocks));
   }
   for (std::int32_t b = last; b >= 0; b = index_.parent(b)) {
-    if (++pins_[b] > 1) continue;
+    if (++pins_[b].through > 1) continue;
     if (pool_.state(b) == BlockState::kIdle) lru_.Remove(b);
     pool_.Claim(b);
     ++pinned_;
   }
+  if (last >= 0) ++pins_[last].ends;
   pool_.NotePeak();
   return {};
 }
@@ -45,24 +46,34 @@ Status BlockManager::Pin(std::span<const TokenId> prompt, const OpenOptions& opt
 Status BlockManager::Unpin(std::span<const TokenId> prompt, const OpenOptions& options,
                            std::uint32_t rope_choice) {
   if (Status idle = CheckIdle(); !idle.ok()) return idle;
-  // Whoever pinned the last block pinned all before it.
   const std::int32_t last = FindPath(prompt, options, rope_choice);
-  if (last == kNoBlock || (last >= 0 && pins_[last] == 0)) {
+  // Pins of longer prefixes hold these blocks too, but are not what is taken back here.
+  if (last == kNoBlock || (last >= 0 && pins_[last].ends == 0)) {
     return InvalidArgument("prompt: its whole blocks are not pinned");
   }
-  for (std::int32_t b = last; b >= 0;) {
-    const std::int32_t above = index_.parent(b);  // deepest first
-    if (--pins_[b] == 0) {
-      --pinned_;
-      DropReference(b);
-    }
-    b = above;
-  }
+  if (last >= 0) --pins_[last].ends;
+  DropPinsThrough(last, 1);
   return {};
 }
 
-// Takes a block and all below it out of the index, with its pins; frees those that nobody holds.
+// Takes `count` pins, which ended at `last` or below it, off the blocks from there up, deepest
+// first.
+//   last: a block or a root
+void BlockManager::DropPinsThrough(std::int32_t last, std::int32_t count) {
+  if (count == 0) return;
+  for (std::int32_t b = last; b >= 0; b = index_.parent(b)) {
+    pins_[b].through -= count;
+    if (pins_[b].through > 0) continue;
+    --pinned_;
+    DropReference(b);
+  }
+}
+
+// Takes a block and all below it out of the index, with the pins that end there, which blocks above
+// lose as well; frees those that nobody holds.
 std::int64_t BlockManager::Forget(BlockId top) {
+  const std::int32_t above = index_.parent(top);
+  const std::int32_t pins = pins_[top].through;
   std::int64_t count = 0;
   for (BlockId at = top;; ++count) {
     const BlockId leaf = index_.LeafBelow(at);
@@ -74,14 +85,16 @@ std::int64_t BlockManager::Forget(BlockId top) {
     } else {
       DropPins(leaf);
     }
-    if (leaf == top) return count + 1;
+    if (leaf == top) break;
   }
+  DropPinsThrough(above, pins);
+  return count + 1;
 }
 
 // The pins of a block that is not cached any more.
 void BlockManager::DropPins(BlockId block) {
-  if (pins_[block] == 0) return;
-  pins_[block] = 0;
+  if (pins_[block].through == 0) return;
+  pins_[block] = {};
   --pinned_;
   DropReference(block);
 }

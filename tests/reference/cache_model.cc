@@ -309,35 +309,49 @@ void CacheModel::Clear() {
 
 // --- What the caller wants kept or gone -------------------------------------------------------
 
+std::vector<TokenId> CacheModel::WholeBlocks(std::span<const TokenId> tokens) const {
+  const std::size_t size = tokens.size() - tokens.size() % config_.block_size;
+  return {tokens.begin(), tokens.begin() + size};
+}
+
+// Whether a pinned prefix has the block.
+bool CacheModel::Keeps(int block) const {
+  return std::any_of(kept_.begin(), kept_.end(), [&](const IndexKey& kept) {
+    const std::vector<int> path = Indexed(kept.second, kept.first);
+    return std::find(path.begin(), path.end(), block) != path.end();
+  });
+}
+
 std::int64_t CacheModel::kept() const {
   return std::count_if(blocks_.begin(), blocks_.end(),
-                       [](const auto& entry) { return entry.second.kept > 0; });
+                       [&](const auto& entry) { return Keeps(entry.first); });
 }
 
 Code CacheModel::Pin(std::span<const TokenId> prompt, const std::string& options) {
   const std::vector<int> path = Indexed(prompt, options);
   if (std::ssize(path) < std::ssize(prompt) / config_.block_size) return Code::kInvalidArgument;
-  const std::int64_t more = std::count_if(path.begin(), path.end(),
-                                          [&](int block) { return blocks_.at(block).kept == 0; });
-  if (kept() + more > config_.max_pinned) return Code::kResourceExhausted;
+  std::vector<int> more;
   for (const int block : path) {
-    if (++blocks_.at(block).kept > 1) continue;
+    if (!Keeps(block)) more.push_back(block);
+  }
+  if (kept() + std::ssize(more) > config_.max_pinned) return Code::kResourceExhausted;
+  for (const int block : more) {
     ++blocks_.at(block).pins;
     lru_.remove(block);
   }
+  kept_.insert({options, WholeBlocks(prompt)});
   NotePeak();
   return Code::kOk;
 }
 
 Code CacheModel::Unpin(std::span<const TokenId> prompt, const std::string& options) {
-  const std::vector<int> path = Indexed(prompt, options);
-  if (std::ssize(path) < std::ssize(prompt) / config_.block_size ||
-      std::any_of(path.begin(), path.end(),
-                  [&](int block) { return blocks_.at(block).kept == 0; })) {
-    return Code::kInvalidArgument;
-  }
-  for (auto block = path.rbegin(); block != path.rend(); ++block) {
-    if (--blocks_.at(*block).kept == 0) Unpin(*block);
+  const auto kept = kept_.find({options, WholeBlocks(prompt)});
+  if (kept == kept_.end()) return Code::kInvalidArgument;
+  kept_.erase(kept);
+  std::vector<int> path = Indexed(prompt, options);
+  std::reverse(path.begin(), path.end());
+  for (const int block : path) {
+    if (!Keeps(block)) Unpin(block);
   }
   return Code::kOk;
 }
@@ -348,6 +362,14 @@ std::int64_t CacheModel::Remove(std::span<const TokenId> prompt,
     return tokens.size() >= prompt.size() &&
            std::equal(prompt.begin(), prompt.end(), tokens.begin());
   };
+  while (true) {  // a pin goes with any of its blocks
+    const auto kept = std::find_if(kept_.begin(), kept_.end(), [&](const IndexKey& key) {
+      return such(key.first) && begins(key.second);
+    });
+    if (kept == kept_.end()) break;
+    const IndexKey gone = *kept;
+    Unpin(gone.second, gone.first);
+  }
   std::int64_t removed = 0;
   for (auto entry = index_.begin(); entry != index_.end();) {
     if (!such(entry->first.first) || !begins(entry->first.second)) {
@@ -363,9 +385,6 @@ std::int64_t CacheModel::Remove(std::span<const TokenId> prompt,
       lru_.remove(block);
       blocks_.erase(block);
       free_.insert(block);
-    } else if (state.kept > 0) {
-      state.kept = 0;
-      Unpin(block);
     }
   }
   for (auto* const all : {&sequences_, &closed_}) {

@@ -46,7 +46,6 @@ std::string OptionsKey(const OpenOptions& options);
 struct ModelBlock {
   int refs = 0;
   int pins = 0;
-  int kept = 0;  // prefixes pinned by the caller through it: one of `pins` stands for all
   std::uint64_t reserved_by = 0;                     // the uncommitted step that took it
   std::optional<std::vector<TokenId>> index_tokens;  // where the index names it
   std::string index_options;
@@ -157,7 +156,7 @@ class CacheModel {
   // Forgets all texts that begin with `prompt`, of all options that `such` says. Returns how many.
   std::int64_t Remove(std::span<const TokenId> prompt,
                       const std::function<bool(const std::string&)>& such);
-  std::int64_t kept() const;
+  std::int64_t kept() const;  // blocks
 
   std::int64_t Planned(const ModelSequence& sequence, SequenceId id) const;  // certain rows
   std::int64_t Length(const ModelSequence& sequence, SequenceId id) const;   // drafts too
@@ -183,6 +182,8 @@ class CacheModel {
   std::set<Code> CheckItems(std::span<const StepItem> items, const StepShape& shape) const;
   ModelPlan TryPlan(std::span<const StepItem> items, bool copy_idle) const;
   void PublishTail(const ModelSequence& sequence);
+  bool Keeps(int block) const;
+  std::vector<TokenId> WholeBlocks(std::span<const TokenId> tokens) const;
   bool HasIndexedChild(int block, const std::set<int>& gone) const;
   std::vector<int> Victims(std::int64_t count) const;
   std::int64_t OpenHolders(int block) const;
@@ -209,6 +210,8 @@ class CacheModel {
   std::int64_t free_taken_ = 0;  // of free_, by the plan that is not bound yet
   std::list<int> lru_;           // oldest first
   std::map<IndexKey, int> index_;
+  // Prefixes pinned by the caller, each once per Pin. A block of one or more has one of its `pins`.
+  std::multiset<IndexKey> kept_;
   std::vector<ModelStep> steps_;  // live ones, in plan order
   std::optional<ModelStep> plan_;
   std::shared_ptr<const CacheModel> before_plan_;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support/random_calls.h"
 
+#include <tuple>
+
 namespace lariat::testing {
 
 // Keeps part of each sequence's rows; seldom, something that must be refused.
@@ -187,12 +189,17 @@ void RandomCalls::Keep() {
   const auto found = model().sequences().find(AnySequence());
   if (found == model().sequences().end()) return;
   std::vector<TokenId> prompt = found->second.ids;
-  const bool salted = Chance(30);
+  bool salted = Chance(30);
   const std::int64_t what = Roll(10);
   const std::int64_t least = what < 8 ? std::min(block_, std::ssize(prompt)) : 0;
   prompt.resize(static_cast<std::size_t>(least + Roll(std::ssize(prompt) - least + 1)));
   if (what < 8 && std::ssize(prompt) < block_) return;  // nothing to pin: tested elsewhere
   if (Chance(20) && !prompt.empty()) prompt.back() += 7;
+  if (what >= 5 && !pinned_.empty() && Chance(70)) {  // what was pinned, or part of it
+    std::tie(prompt, salted) = pinned_[static_cast<std::size_t>(Roll(std::ssize(pinned_)))];
+    if (Chance(20))
+      prompt.resize(static_cast<std::size_t>(block_ + Roll(std::ssize(prompt) - block_ + 1)));
+  }
   OpenOptions options;
   if (salted) options.salt = "tenant";
   const std::string key = reference::OptionsKey(options);
@@ -205,6 +212,7 @@ void RandomCalls::Keep() {
     pair_.Call(name(pins ? "Pin" : "Unpin"), {code}, [&](KVCache& cache, int) {
       return pins ? cache.Pin(prompt, options) : cache.Unpin(prompt, options);
     });
+    if (pins && code == Code::kOk) pinned_.emplace_back(prompt, salted);
     pair_.CheckState();
     return;
   }

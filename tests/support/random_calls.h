@@ -326,6 +326,7 @@ class RandomCalls {
   std::vector<std::vector<std::int32_t>> positions_;
   std::string before_plan_;
   std::uint64_t last_step_ = 0;
+  std::vector<std::pair<std::vector<TokenId>, bool>> pinned_;  // once, with the salt or without
 };
 
 }  // namespace lariat::testing
