@@ -49,7 +49,7 @@ lariat_test(device_test SOURCES device_test.cc)
 lariat_test(large_offset_test SOURCES large_offset_test.cc)
 lariat_test(cache_faults_test SOURCES cache_faults_test.cc)
 lariat_test(cache_footprint_test SOURCES cache_footprint_test.cc cache_refusals_test.cc
-            support/count_new.cc)
+            cache_out_of_memory_test.cc support/count_new.cc)
 if(LARIAT_WITH_CUDA)
   lariat_test(cache_graph_test SOURCES cache_graph_test.cc)
   lariat_test(mla_compress_graph_test SOURCES mla_compress_graph_test.cc)

@@ -183,6 +183,7 @@ Status BlockManager::Truncate(SequenceId id, std::int64_t length) {
   }
   Sequence& sequence = **found;
   if (length >= sequence.reach) return {};
+  if (sequence.live_steps > 0) ReserveReleases(std::ssize(sequence.table) - BlocksFor(length));
   sequence.reach = length;
   sequence.planned = std::min(sequence.planned, length);
   sequence.settled = std::min(sequence.settled, length);
@@ -243,6 +244,10 @@ Status BlockManager::SetTokens(SequenceId id, std::span<const TokenId> tokens) {
   if (static_cast<std::int64_t>(tokens.size()) > missing) {
     return InvalidArgument("tokens: " + std::to_string(tokens.size()) + " ids for " + NameOf(id) +
                            ", whose settled rows lack " + std::to_string(missing));
+  }
+  if (sequence.live_steps > 0) {
+    ReserveReleases(
+        BlocksToIndex(sequence, sequence.settled, sequence.known() + std::ssize(tokens)));
   }
   sequence.ids.insert(sequence.ids.end(), tokens.begin(), tokens.end());
   IndexFullBlocks(sequence);

@@ -81,7 +81,8 @@ class BlockManager {
   Status CheckCommit(const PlannedStep& step, std::span<const StepCommit> commits);
   // REQUIRES: CheckCommit said Ok.
   void Commit(PlannedStep& step, std::span<const StepCommit> commits);
-  Status CheckDiscard(const PlannedStep& step) const;
+  // Checks a Discard; changes nothing.
+  Status CheckDiscard(const PlannedStep& step);
   void Discard(PlannedStep& step);
 
   // Takes what a faulty step wrote, and all below it, out of the index, and marks the sequences
@@ -141,6 +142,11 @@ class BlockManager {
 
   // settle.cc
   Status CheckEntry(const PlannedStep& step, const StepCommit& commit, int item) const;
+  void ReserveCommit(const PlannedStep& step, std::span<const StepCommit> commits);
+  void ReserveReleases(std::int64_t count);
+  std::int64_t BlocksToIndex(const Sequence& sequence, std::int64_t settled,
+                             std::int64_t known) const;
+  static std::int64_t EndOf(const PlannedStep& step, std::size_t index, std::int64_t kept);
   void SettleItem(PlannedStep& step, std::size_t index, const StepCommit* commit);
   void SettleBlocks(PlannedStep& step, std::size_t index, std::int64_t end);
   void DiscardItem(PlannedStep& step, std::size_t index);

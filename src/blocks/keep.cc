@@ -104,11 +104,11 @@ Result<std::int64_t> BlockManager::Remove(std::span<const TokenId> prompt,
   if (Status idle = CheckIdle(); !idle.ok()) return idle;
   const RootId root = index_.FindRoot(options, rope_choice);
   if (root == 0) return std::int64_t{0};
+  const std::int32_t last = FindPath(prompt, options, rope_choice);  // needs memory: first
   KeepOut([&](const Sequence& s) {
     return s.root == root && s.known() >= std::ssize(prompt) &&
            std::equal(prompt.begin(), prompt.end(), s.ids.begin());
   });
-  const std::int32_t last = FindPath(prompt, options, rope_choice);
   if (last == kNoBlock) return std::int64_t{0};
   const auto rest = prompt.last(prompt.size() % static_cast<std::size_t>(config_.block_size));
   if (rest.empty()) return last < 0 ? ForgetRoot(root) : Forget(last);

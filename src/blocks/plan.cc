@@ -217,6 +217,7 @@ void BlockManager::Reserve(PlannedStep& step) {
   step.undo.reserve(step.undo.size() + needed);
   step.victims.reserve(needed);
   step.copies.reserve(step.rows.size());
+  if (config_.track_writes) step.written.reserve(step.rows.size() + needed);
   // Nothing below fails: a table has room for a sequence's greatest length.
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
     const StepRows& rows = step.rows[i];

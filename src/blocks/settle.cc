@@ -37,7 +37,48 @@ Status BlockManager::CheckCommit(const PlannedStep& step, std::span<const StepCo
       return entry;
     }
   }
+  ReserveCommit(step, commits);
   return {};
+}
+
+// Room for what the Commit may release: blocks behind the kept rows, and those that merge.
+// REQUIRES: stamps of the CheckCommit that runs.
+void BlockManager::ReserveCommit(const PlannedStep& step, std::span<const StepCommit> commits) {
+  std::int64_t count = 0;
+  for (std::size_t i = 0; i < step.rows.size(); ++i) {
+    const Sequence& sequence = sequences_.at(step.items[i].sequence);
+    if (!sequence.open || sequence.id != step.rows[i].sequence) continue;
+    const std::int32_t c = sequence.stamp_commit;
+    const StepCommit* commit = c == -1 ? nullptr : &commits[static_cast<std::size_t>(c)];
+    const std::int64_t end = EndOf(step, i, commit == nullptr ? step.rows[i].count : commit->kept);
+    if (sequence.last_step == step.id) count += std::ssize(sequence.table) - BlocksFor(end);
+    count += BlocksToIndex(sequence, end,
+                           sequence.known() + (commit == nullptr ? 0 : std::ssize(commit->tokens)));
+  }
+  ReserveReleases(count);
+}
+
+// Makes room for so many more releases in each live step, so that none fails halfway through a
+// call.
+void BlockManager::ReserveReleases(std::int64_t count) {
+  for (PlannedStep* step : live_) {
+    const std::size_t wanted = step->releases.size() + static_cast<std::size_t>(count);
+    if (wanted <= step->releases.capacity()) continue;
+    step->releases.reserve(std::max(wanted, 2 * step->releases.capacity()));
+  }
+}
+
+// The full blocks that would enter the index, or merge, with so many settled rows and known ids.
+std::int64_t BlockManager::BlocksToIndex(const Sequence& sequence, std::int64_t settled,
+                                         std::int64_t known) const {
+  if (!config_.reuse || !sequence.indexable) return 0;
+  const std::int64_t full = std::min(settled, known) / config_.block_size;
+  return std::max<std::int64_t>(0, full - sequence.indexed);
+}
+
+// Where the first `kept` rows of an item end.
+std::int64_t BlockManager::EndOf(const PlannedStep& step, std::size_t index, std::int64_t kept) {
+  return std::min<std::int64_t>(step.rows[index].start + kept, step.items[index].limit);
 }
 
 Status BlockManager::CheckEntry(const PlannedStep& step, const StepCommit& commit,
@@ -82,8 +123,8 @@ void BlockManager::SettleItem(PlannedStep& step, std::size_t index, const StepCo
   const StepRows& rows = step.rows[index];
   const PlannedItem& item = step.items[index];
   Sequence& sequence = sequences_.at(item.sequence);
-  const std::int64_t kept = commit == nullptr ? rows.count : commit->kept;
-  const std::int64_t end = std::min<std::int64_t>(rows.start + kept, item.limit);
+  const std::int64_t end =
+      EndOf(step, index, commit == nullptr ? step.rows[index].count : commit->kept);
   tokens_committed_ += std::max<std::int64_t>(0, end - rows.start);
   sequence.settled = end;
   if (sequence.last_step == step.id) {  // no later rows: the sequence ends here
@@ -119,7 +160,7 @@ void BlockManager::SettleBlocks(PlannedStep& step, std::size_t index, std::int64
   }
 }
 
-Status BlockManager::CheckDiscard(const PlannedStep& step) const {
+Status BlockManager::CheckDiscard(const PlannedStep& step) {
   if (Status idle = CheckIdle(); !idle.ok()) return idle;
   assert(step.phase == StepPhase::kPrepared);
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
@@ -129,6 +170,15 @@ Status BlockManager::CheckDiscard(const PlannedStep& step) const {
                       NameOf(sequence->id) + ": end it first");
     }
   }
+  // Its releases may go on to an earlier step; what it took and its copies join them.
+  std::int64_t count = std::ssize(step.releases) + std::ssize(step.items);
+  for (std::size_t i = 0; i < step.items.size(); ++i) {
+    const PlannedItem& item = step.items[i];
+    const std::int64_t end = item.first_plan ? 0 : EndOf(step, i, /*kept=*/0);
+    const std::int64_t behind = std::ssize(sequences_.at(item.sequence).table) - BlocksFor(end);
+    count += std::max<std::int64_t>(0, behind);
+  }
+  ReserveReleases(count);
   return {};
 }
 
@@ -150,7 +200,7 @@ void BlockManager::DiscardItem(PlannedStep& step, std::size_t index) {
     ShrinkTable(sequence, 0, &step);
     return;
   }
-  const std::int64_t end = std::min<std::int64_t>(rows.start, item.limit);
+  const std::int64_t end = EndOf(step, index, /*kept=*/0);
   sequence.planned = sequence.reach = end;
   ShrinkTable(sequence, BlocksFor(end), &step);
   const std::int64_t tail = rows.start / config_.block_size;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The life of a step: what the block manager decides, put on a stream.
 #include <algorithm>
+#include <exception>
 
 #include "cache/kv_cache_impl.h"
 
@@ -48,6 +49,7 @@ Result<StepRecord*> KVCache::Impl::AcquireRecord() {
 
 Result<std::uint64_t> KVCache::Impl::Plan(std::span<const StepItem> items, const StepShape& shape,
                                           PlanFailure* failure) {
+  DiscardAbandoned();  // where memory was lacking before
   // Before a record is taken: there is one to take only then.
   if (Status ready = manager.CheckReady(); !ready.ok()) return ready;
   Result<StepRecord*> record = AcquireRecord();
@@ -238,11 +240,18 @@ void KVCache::Impl::Drop(std::uint64_t id) noexcept {
 }
 
 void KVCache::Impl::DiscardAbandoned() {
+  const auto legal = [&](const StepRecord& record) {
+    try {
+      return manager.CheckDiscard(record.plan).ok();
+    } catch (const std::exception&) {
+      return false;  // out of memory: the next call tries again
+    }
+  };
   for (bool again = true; again;) {
     again = false;
     for (StepRecord& record : ring) {
       if (record.plan.phase != StepPhase::kPrepared || !record.plan.abandoned) continue;
-      if (!manager.CheckDiscard(record.plan).ok()) continue;
+      if (!legal(record)) continue;
       if (!device.Record(record.event, record.stream).ok()) continue;  // the device is lost
       manager.Discard(record.plan);
       NoteEnd(record);

@@ -8,9 +8,12 @@
 namespace {
 
 std::atomic<std::int64_t> count{0};
+thread_local std::int64_t left = -1;  // calls until they fail; -1: they do not
 
 void* Counted(std::size_t bytes) noexcept {
   ++count;
+  if (left == 0) return nullptr;
+  if (left > 0) --left;
   return std::malloc(bytes == 0 ? 1 : bytes);
 }
 
@@ -37,5 +40,8 @@ void operator delete[](void* memory, const std::nothrow_t&) noexcept { std::free
 namespace lariat::testing {
 
 std::int64_t CountOfNew() { return count; }
+
+FailNewAfter::FailNewAfter(std::int64_t count) { left = count; }
+FailNewAfter::~FailNewAfter() { left = -1; }
 
 }  // namespace lariat::testing
