@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cstdint>
+#include <deque>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "blocks/block_pool.h"
+#include "blocks/clean_window.h"
+#include "blocks/host_pool.h"
 #include "blocks/lru_list.h"
 #include "blocks/planned_step.h"
 #include "blocks/prefix_index.h"
@@ -158,7 +161,8 @@ class BlockManager {
 
  private:
   Status CheckIdle() const;  // kNotReady while a plan is not prepared
-  Result<Sequence*> FindUsable(SequenceId id);
+  Result<Sequence*> FindSound(SequenceId id);
+  Result<Sequence*> FindUsable(SequenceId id);  // also neither suspended nor in transit
   std::int64_t ReusableTokens(std::int64_t prompt_length) const;
   std::span<const TokenId> NextTokens(std::span<const TokenId> ids, std::size_t blocks,
                                       std::int64_t reusable) const;
@@ -166,9 +170,11 @@ class BlockManager {
 
   // keep.cc
   std::int32_t FindPath(std::span<const TokenId> prompt, const OpenOptions& options,
-                        std::uint32_t rope_choice) const;
-  std::int64_t Forget(BlockId top);
+                        std::uint32_t rope_choice, bool on_host) const;
+  NodeId FindAny(std::int32_t parent, std::span<const TokenId> tokens) const;
+  std::int64_t Forget(NodeId top);
   std::int64_t ForgetRoot(RootId root);
+  void DropCached(BlockId block);
   void DropPinsThrough(std::int32_t last, std::int32_t count);
   void DropPins(BlockId block);
   // Keeps what such sequences hold out of the index from now on. What matches have found so far is
@@ -188,7 +194,7 @@ class BlockManager {
   Status CheckItems(std::span<const StepItem> items);
   Status Fill(std::span<const StepItem> items, const StepShape& shape, PlannedStep& step,
               PlanFailure* failure);
-  void Claim(BlockId block, PlannedStep& step);
+  void Claim(BlockId block, std::vector<UndoEntry>& undo);
   void ClaimHit(Sequence& sequence, PlannedStep& step, PlannedItem& item, bool copy_idle);
   void AddPositions(const StepItem& item, std::int64_t count, PlannedStep& step) const;
   Status AddRows(const StepItem& item, PlannedStep& step);
@@ -196,7 +202,8 @@ class BlockManager {
   void Unshare(PlannedStep& step);
   Status CheckRoom(const PlannedStep& step, PlanFailure* failure) const;
   void Reserve(PlannedStep& step);
-  BlockId Take(PlannedStep& step);
+  BlockId Take(std::vector<UndoEntry>& undo, std::vector<BlockId>& victims);
+  void UndoAll(std::vector<UndoEntry>& undo);
   void UndoBlocks(PlannedStep& step);
   void EnsureCapacity(std::int64_t blocks);
 
@@ -213,6 +220,7 @@ class BlockManager {
   void EndStep(PlannedStep& step, bool discarded);
   void IndexFullBlocks(Sequence& sequence);
   void IndexTail(const Sequence& sequence);
+  void Index(std::int32_t parent, std::span<const TokenId> tokens, BlockId block);
   void ShrinkTable(Sequence& sequence, std::int64_t blocks, PlannedStep* only = nullptr);
   void Release(const Sequence& sequence, BlockId block);
   void ReleaseWith(PlannedStep& step, BlockId block, int sequence);
@@ -223,11 +231,64 @@ class BlockManager {
     return (tokens + config_.block_size - 1) / config_.block_size;
   }
 
+  // The idle blocks. The window is told of each that comes or goes.
+  BlockId RemoveIdle(BlockId block) {
+    const BlockId previous = lru_.Remove(block);
+    if (has_tier()) window_.Removed(block, previous);
+    return previous;
+  }
+  void PutIdleBack(BlockId block, BlockId previous) {
+    lru_.InsertAfter(block, previous);
+    if (has_tier()) window_.PutBack(block, previous);
+  }
+  void PushIdle(BlockId block) {
+    lru_.PushNewest(block);
+    if (has_tier()) window_.Pushed(block);
+  }
+
+  // tier.cc
+  HostPool::List ListOf(NodeId node) const {
+    return index_.block(node) == kNoBlock ? HostPool::kAlone : HostPool::kOnDevice;
+  }
+  void Evict(BlockId victim);
+  void NoteIndexed(NodeId node);
+  void NoteHits(const StepRows& rows, const Sequence& sequence);
+  bool Write(NodeId node);
+  HostId TakePlace();
+  void GivePlace(NodeId node, HostId host);
+  void DropPlace(NodeId node);
+  void Unhold(HostId host);
+  void Spoil(HostId host);
+  void NoteSpoiled();
+  void KeepClean();
+  std::int64_t HostTokens(std::int32_t parent, std::span<const TokenId> tokens, std::size_t blocks,
+                          std::int64_t in_tail, std::vector<HostId>* path) const;
+  std::int64_t HostTokens(const Sequence& sequence, std::vector<HostId>* path) const;
+
+  std::uint64_t FenceOf(const PlannedStep& step) const;
+
+  // tier_suspend.cc
+  Status ChoosePlaces(Sequence& sequence);
+
+  // tier_transfer.cc
+  Status CheckTier() const;
+  Status CheckMovable(SequenceId id) const;
+  Transfer* OpenTransfer(Sequence& sequence);
+  void CloseTransfer();
+  void AddBlock(BlockId block, HostId host, Transfer& transfer);
+  void AddPlace(HostId host, Transfer& transfer);
+  Status TakeBlocks(Transfer& transfer);
+  void Land(Transfer& transfer, bool failed);
+  void Seat(Transfer& transfer, Sequence& sequence);
+  void LetGo(Transfer& transfer);
+
   const ManagerConfig config_;
   BlockPool pool_;
   LruList lru_;
+  CleanWindow window_;
   PrefixIndex index_;
   SequenceTable sequences_;
+  HostPool host_;
   std::vector<BlockPins> pins_;     // by block
   std::int64_t pinned_ = 0;         // blocks
   PlannedStep* plan_ = nullptr;     // not prepared yet
@@ -235,6 +296,17 @@ class BlockManager {
   std::vector<PlannedStep*> live_;  // prepared, oldest first
   std::uint64_t next_step_ = 1;
   std::uint64_t stamp_ = 0;
+
+  // The host tier.
+  std::vector<TierCopy> writes_;            // decided on, not started
+  std::uint64_t next_batch_ = 1;            // theirs
+  std::vector<std::uint64_t> read_by_;      // by block: the last batch that reads it
+  std::deque<Transfer> transfers_;          // not accepted yet, oldest first
+  std::uint64_t next_transfer_ = 1;
+  Suspending suspending_;
+  std::int64_t offloaded_ = 0;
+  std::int64_t onboarded_ = 0;
+  std::int64_t host_evicted_ = 0;
 
   std::int64_t evicted_ = 0;
   std::int64_t merged_ = 0;

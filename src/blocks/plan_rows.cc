@@ -21,12 +21,12 @@ bool FollowsIndex(std::span<const std::int32_t> positions, const StepRows& rows)
 
 }  // namespace
 
-// REQUIRES: room in step.undo.
-void BlockManager::Claim(BlockId block, PlannedStep& step) {
+// REQUIRES: room in `undo`.
+void BlockManager::Claim(BlockId block, std::vector<UndoEntry>& undo) {
   const bool idle = pool_.state(block) == BlockState::kIdle;
-  const BlockId previous = idle ? lru_.Remove(block) : kNoBlock;
+  const BlockId previous = idle ? RemoveIdle(block) : kNoBlock;
   pool_.Claim(block);
-  step.undo.push_back({idle ? UndoEntry::kClaimIdle : UndoEntry::kClaim, block, previous});
+  undo.push_back({idle ? UndoEntry::kClaimIdle : UndoEntry::kClaim, block, previous});
 }
 
 // Takes the sequence's longest cached prefix; the plan's claims come before all of its allocations.
@@ -37,14 +37,14 @@ void BlockManager::ClaimHit(Sequence& sequence, PlannedStep& step, PlannedItem& 
   ExtendMatch(sequence);
   step.undo.reserve(step.undo.size() + sequence.match_path.size() + 2);
   step.releases.reserve(step.releases.size() + 1);
-  for (const BlockId block : sequence.match_path) Claim(block, step);
+  for (const BlockId block : sequence.match_path) Claim(block, step.undo);
   const BlockId source = sequence.match_partial.block;
   if (source == kNoBlock) return;
   if (!copy_idle && pool_.state(source) == BlockState::kIdle) {
     sequence.match_partial = {};
     return;
   }
-  Claim(source, step);
+  Claim(source, step.undo);
   item.cow_source = source;
   pool_.Pin(source);
   step.releases.push_back({source, SequenceTable::IndexOf(sequence.id)});
