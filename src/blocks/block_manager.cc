@@ -15,7 +15,7 @@ BlockManager::BlockManager(const ManagerConfig& config)
                  (config.max_tokens_per_sequence + config.block_size - 1) / config.block_size) {
   if (!config.unlimited) {
     index_.Reserve(static_cast<std::size_t>(config.num_blocks));
-    lru_.Grow(static_cast<std::size_t>(config.num_blocks));
+    idle_.Grow(static_cast<std::size_t>(config.num_blocks));
     pins_.resize(static_cast<std::size_t>(config.num_blocks));
   }
   live_.reserve(static_cast<std::size_t>(config.max_steps_in_flight));
@@ -257,9 +257,8 @@ Status BlockManager::SetTokens(SequenceId id, std::span<const TokenId> tokens) {
 Status BlockManager::Clear() {
   if (Status idle = CheckIdle(); !idle.ok()) return idle;
   index_.Clear();
-  while (lru_.oldest() != kNoBlock) {
-    const BlockId idle = lru_.oldest();
-    lru_.Remove(idle);
+  for (BlockId idle; (idle = idle_.Victim()) != kNoBlock;) {
+    idle_.Remove(idle);
     pool_.FreeIdle(idle);
   }
   for (BlockId b = 0; b < static_cast<BlockId>(pins_.size()); ++b) DropPins(b);

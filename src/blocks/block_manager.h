@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "blocks/block_pool.h"
-#include "blocks/lru_list.h"
+#include "blocks/idle_blocks.h"
 #include "blocks/planned_step.h"
 #include "blocks/prefix_index.h"
 #include "blocks/sequence.h"
@@ -165,7 +165,7 @@ class BlockManager {
 
   const ManagerConfig config_;
   BlockPool pool_;
-  LruList lru_;
+  IdleBlocks idle_;
   PrefixIndex index_;
   SequenceTable sequences_;
   std::vector<BlockPins> pins_;     // by block

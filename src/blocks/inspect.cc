@@ -63,8 +63,10 @@ std::string BlockManager::Snapshot() const {
   std::ostringstream out;
   out << "free";
   for (const BlockId b : pool_.FreeList()) out << ' ' << b;
-  out << "\nfresh " << pool_.next_fresh() << " of " << pool_.total() << "\nlru";
-  for (BlockId b = lru_.oldest(); b != kNoBlock; b = lru_.next(b)) out << ' ' << b;
+  out << "\nfresh " << pool_.next_fresh() << " of " << pool_.total() << "\nidle";
+  std::vector<BlockId> victims;
+  idle_.NextVictims(static_cast<std::size_t>(pool_.count(BlockState::kIdle)), victims);
+  for (const BlockId b : victims) out << ' ' << b;
   out << '\n';
   for (BlockId b = 0; b < static_cast<BlockId>(pool_.next_fresh()); ++b) {
     out << "block " << b << " state " << static_cast<int>(pool_.state(b)) << " references "

@@ -34,7 +34,7 @@ Status BlockManager::Pin(std::span<const TokenId> prompt, const OpenOptions& opt
   }
   for (std::int32_t b = last; b >= 0; b = index_.parent(b)) {
     if (++pins_[b].through > 1) continue;
-    if (pool_.state(b) == BlockState::kIdle) lru_.Remove(b);
+    if (pool_.state(b) == BlockState::kIdle) idle_.Remove(b);
     pool_.Claim(b);
     ++pinned_;
   }
@@ -80,7 +80,7 @@ std::int64_t BlockManager::Forget(BlockId top) {
     at = index_.parent(leaf);
     index_.Erase(leaf);
     if (pool_.state(leaf) == BlockState::kIdle) {
-      lru_.Remove(leaf);
+      idle_.Remove(leaf);
       pool_.FreeIdle(leaf);
     } else {
       DropPins(leaf);

@@ -153,7 +153,7 @@ void BlockManager::Unshare(PlannedStep& step) {
     ++step.needed;
     pool_.Pin(tail);
     step.releases.push_back({tail, step.items[i].sequence});
-    step.undo.push_back({UndoEntry::kPin, tail, kNoBlock});
+    step.undo.push_back({UndoEntry::kPin, tail});
   }
 }
 
@@ -191,23 +191,23 @@ void BlockManager::EnsureCapacity(std::int64_t blocks) {
   const std::size_t grown = std::max(static_cast<std::size_t>(blocks),
                                      std::max<std::size_t>(1024, 2 * index_.capacity()));
   pins_.resize(grown);
-  lru_.Grow(grown);
+  idle_.Grow(grown);
   index_.Reserve(grown);
 }
 
-// A free block, else the least recently used idle one; CheckRoom has seen that there is one.
+// A free block, else the next victim; CheckRoom has seen that there is one.
 BlockId BlockManager::Take(PlannedStep& step) {
   BlockId block = pool_.TakeFree();
   if (block != kNoBlock) {
-    step.undo.push_back({UndoEntry::kTakeFree, block, kNoBlock});
+    step.undo.push_back({UndoEntry::kTakeFree, block});
     return block;
   }
-  block = lru_.oldest();
+  block = idle_.Victim();
   assert(block != kNoBlock);
-  lru_.Remove(block);
+  idle_.Remove(block);
   pool_.TakeIdle(block);
   step.victims.push_back(block);
-  step.undo.push_back({UndoEntry::kTakeIdle, block, kNoBlock});
+  step.undo.push_back({UndoEntry::kTakeIdle, block});
   return block;
 }
 
@@ -252,13 +252,13 @@ void BlockManager::UndoBlocks(PlannedStep& step) {
       case UndoEntry::kClaim: pool_.Unclaim(entry->block, /*stays_cached=*/true); break;
       case UndoEntry::kClaimIdle:
         pool_.Unclaim(entry->block, /*stays_cached=*/true);
-        lru_.InsertAfter(entry->block, entry->lru_previous);
+        idle_.Restore(entry->block);
         break;
       case UndoEntry::kPin: pool_.Unpin(entry->block); break;
       case UndoEntry::kTakeFree: pool_.UndoTakeFree(entry->block); break;
       case UndoEntry::kTakeIdle:
         pool_.UndoTakeIdle(entry->block);
-        lru_.InsertAfter(entry->block, kNoBlock);
+        idle_.Restore(entry->block);
         break;
     }
   }

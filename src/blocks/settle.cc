@@ -270,7 +270,7 @@ void BlockManager::IndexFullBlocks(Sequence& sequence) {
       // Whoever shares the copy, a fork, shares what follows it too, but would not hold the equal
       // one above that. So this waits until the others have let go.
       if (pool_.references(block) > 1) return;
-      if (pool_.state(equal) == BlockState::kIdle) lru_.Remove(equal);
+      if (pool_.state(equal) == BlockState::kIdle) idle_.Remove(equal);
       pool_.Claim(equal);
       pool_.NotePeak();  // a live step may still name the copy
       sequence.table[n] = equal;
@@ -317,7 +317,7 @@ PlannedStep* BlockManager::LastLiveStep(int entry) {
 
 void BlockManager::DropReference(BlockId block) {
   const bool cached = index_.contains(block);
-  if (pool_.Unclaim(block, cached) && cached) lru_.PushNewest(block);
+  if (pool_.Unclaim(block, cached) && cached) idle_.Add(block, index_.parent(block));
 }
 
 // Lets the last block of a sequence that ends be found by the tokens that it holds, though it is
