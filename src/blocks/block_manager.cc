@@ -11,16 +11,16 @@ BlockManager::BlockManager(const ManagerConfig& config)
     : config_(config),
       pool_(config.num_blocks, config.unlimited),
       index_(config.block_size),
-      host_(config.host_blocks),
       sequences_(config.max_sequences, config.max_tokens_per_sequence,
-                 (config.max_tokens_per_sequence + config.block_size - 1) / config.block_size) {
+                 (config.max_tokens_per_sequence + config.block_size - 1) / config.block_size),
+      host_(config.host_blocks) {
   if (!config.unlimited) {
     const auto blocks = static_cast<std::size_t>(config.num_blocks);
     index_.Reserve(blocks, static_cast<std::size_t>(config.host_blocks));
-    lru_.Grow(blocks);
+    idle_.Grow(blocks);
     pins_.resize(blocks);
     if (has_tier()) {
-      window_.Grow(blocks);
+      next_victims_.reserve(static_cast<std::size_t>(config.clean_blocks));
       read_by_.resize(blocks);
       writes_.reserve(blocks);
     }
@@ -106,8 +106,8 @@ PrefixMatch BlockManager::Match(std::span<const TokenId> prompt, const OpenOptio
   match.host_tokens = match.tokens;
   if (has_tier()) {
     const auto first = prompt.first(static_cast<std::size_t>(reusable));
-    match.host_tokens = HostTokens(parent, first, static_cast<std::size_t>(match.blocks), in_tail,
-                                   nullptr);
+    match.host_tokens =
+        HostTokens(parent, first, static_cast<std::size_t>(match.blocks), in_tail, nullptr);
   }
   return match;
 }
@@ -298,9 +298,8 @@ Status BlockManager::Clear() {
     if (host_.node(host) != kNoNode) DropPlace(host_.node(host));
   }
   index_.Clear();
-  while (lru_.oldest() != kNoBlock) {
-    const BlockId idle = lru_.oldest();
-    RemoveIdle(idle);
+  for (BlockId idle; (idle = idle_.Victim()) != kNoBlock;) {
+    idle_.Remove(idle);
     pool_.FreeIdle(idle);
   }
   for (BlockId b = 0; b < static_cast<BlockId>(pins_.size()); ++b) DropPins(b);

@@ -2,15 +2,15 @@
 #pragma once
 #include <cstdint>
 #include <deque>
+#include <iosfwd>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "blocks/block_pool.h"
-#include "blocks/clean_window.h"
 #include "blocks/host_pool.h"
-#include "blocks/lru_list.h"
+#include "blocks/idle_blocks.h"
 #include "blocks/planned_step.h"
 #include "blocks/prefix_index.h"
 #include "blocks/sequence.h"
@@ -24,6 +24,17 @@ namespace lariat::blocks {
 struct BlockPins {
   std::int32_t through = 0;  // of prefixes that it is part of
   std::int32_t ends = 0;     // of prefixes whose last block it is: what Unpin takes back
+};
+
+// A Suspend that has begun: the places that it has chosen.
+struct Suspending {
+  struct Place {
+    HostId host = kNoHost;
+    HostId previous = kNoHost;  // the one before it in the list of cached ones
+    bool taken = false;         // it was free
+  };
+  Sequence* sequence = nullptr;
+  std::vector<Place> chosen;
 };
 
 struct ManagerConfig {
@@ -50,7 +61,8 @@ struct ManagerConfig {
 // The rules are those of lariat/kv_cache.h, whose comments are not repeated here.
 //
 // Files: block_manager.cc (sequences), plan.cc (Plan, Undo, Prepare), settle.cc (Commit, Discard,
-// the index), keep.cc (pins, removal), inspect.cc (Snapshot, Quarantine).
+// the index), keep.cc (pins, removal), tier.cc, tier_suspend.cc, tier_transfer.cc (the host tier),
+// quarantine.cc, inspect.cc (Snapshot).
 // Cost: O(1) per running sequence and step; O(blocks) where a sequence starts, forks or ends.
 // Threads: externally synchronised. Time, addresses and device events are never consulted.
 class BlockManager {
@@ -231,61 +243,56 @@ class BlockManager {
     return (tokens + config_.block_size - 1) / config_.block_size;
   }
 
-  // The idle blocks. The window is told of each that comes or goes.
-  BlockId RemoveIdle(BlockId block) {
-    const BlockId previous = lru_.Remove(block);
-    if (has_tier()) window_.Removed(block, previous);
-    return previous;
-  }
-  void PutIdleBack(BlockId block, BlockId previous) {
-    lru_.InsertAfter(block, previous);
-    if (has_tier()) window_.PutBack(block, previous);
-  }
-  void PushIdle(BlockId block) {
-    lru_.PushNewest(block);
-    if (has_tier()) window_.Pushed(block);
+  // The block above a cached one; negative: there is none.
+  std::int32_t BlockAbove(BlockId block) const {
+    const std::int32_t parent = index_.parent(index_.node(block));
+    return parent < 0 ? parent : index_.block(parent);
   }
 
+  // inspect.cc, quarantine.cc
+  void PrintNode(NodeId node, std::ostream& out) const;
+  void PrintTier(std::ostream& out) const;
+  void SpoilHolders(const std::vector<bool>& blocks, const std::vector<bool>& places);
+
   // tier.cc
+  Status CheckTier() const;
   HostPool::List ListOf(NodeId node) const {
     return index_.block(node) == kNoBlock ? HostPool::kAlone : HostPool::kOnDevice;
   }
-  void Evict(BlockId victim);
-  void NoteIndexed(NodeId node);
-  void NoteHits(const StepRows& rows, const Sequence& sequence);
-  bool Write(NodeId node);
   HostId TakePlace();
   void GivePlace(NodeId node, HostId host);
   void DropPlace(NodeId node);
   void Unhold(HostId host);
+  void Evict(BlockId victim);
+  bool Write(NodeId node);
+  void NoteIndexed(NodeId node);
+  void NoteHits(const StepRows& rows, const Sequence& sequence);
+  void KeepClean();
   void Spoil(HostId host);
   void NoteSpoiled();
-  void KeepClean();
+  std::uint64_t FenceOf(const PlannedStep& step) const;
   std::int64_t HostTokens(std::int32_t parent, std::span<const TokenId> tokens, std::size_t blocks,
                           std::int64_t in_tail, std::vector<HostId>* path) const;
   std::int64_t HostTokens(const Sequence& sequence, std::vector<HostId>* path) const;
 
-  std::uint64_t FenceOf(const PlannedStep& step) const;
-
   // tier_suspend.cc
+  HostId PlaceOf(const Sequence& sequence, std::size_t index) const;
   Status ChoosePlaces(Sequence& sequence);
+  void Choose(HostId host);
+  void TakeOver(HostId host);
 
   // tier_transfer.cc
-  Status CheckTier() const;
-  Status CheckMovable(SequenceId id) const;
-  Transfer* OpenTransfer(Sequence& sequence);
-  void CloseTransfer();
   void AddBlock(BlockId block, HostId host, Transfer& transfer);
   void AddPlace(HostId host, Transfer& transfer);
-  Status TakeBlocks(Transfer& transfer);
+  Result<TransferId> OpenTransfer();
+  void Depart(Transfer& transfer);
   void Land(Transfer& transfer, bool failed);
-  void Seat(Transfer& transfer, Sequence& sequence);
+  void Attach(Transfer::Item& item);
   void LetGo(Transfer& transfer);
 
   const ManagerConfig config_;
   BlockPool pool_;
-  LruList lru_;
-  CleanWindow window_;
+  IdleBlocks idle_;
   PrefixIndex index_;
   SequenceTable sequences_;
   HostPool host_;
@@ -298,12 +305,15 @@ class BlockManager {
   std::uint64_t stamp_ = 0;
 
   // The host tier.
-  std::vector<TierCopy> writes_;            // decided on, not started
-  std::uint64_t next_batch_ = 1;            // theirs
-  std::vector<std::uint64_t> read_by_;      // by block: the last batch that reads it
-  std::deque<Transfer> transfers_;          // not accepted yet, oldest first
+  std::vector<TierCopy> writes_;        // decided on, not started
+  std::uint64_t next_batch_ = 1;        // theirs
+  std::vector<std::uint64_t> read_by_;  // by block: the last batch that reads it
+  std::deque<Transfer> transfers_;      // not accepted yet, oldest first
   std::uint64_t next_transfer_ = 1;
   Suspending suspending_;
+  std::int64_t clean_ = 0;             // so many next victims had copies when it was looked last
+  std::int64_t looked_at_ = 0;         // idle_.removed() then
+  std::vector<BlockId> next_victims_;  // scratch
   std::int64_t offloaded_ = 0;
   std::int64_t onboarded_ = 0;
   std::int64_t host_evicted_ = 0;

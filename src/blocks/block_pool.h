@@ -10,10 +10,10 @@ inline constexpr BlockId kNoBlock = -1;
 
 // What a block is to the pool. Every block is exactly one of these.
 enum class BlockState : std::uint8_t {
-  kFree,      // holds nothing
-  kIdle,      // cached, held by nobody: may be evicted
-  kHeld,      // named by at least one sequence
-  kReserved,  // taken by a step that was not committed yet
+  kFree,       // holds nothing
+  kIdle,       // cached, held by nobody: may be evicted
+  kHeld,       // named by at least one sequence
+  kReserved,   // taken by a step that was not committed yet
   kInTransit,  // taken by a transfer that was not accepted yet
 };
 
@@ -29,7 +29,7 @@ class BlockPool {
   std::int64_t total() const { return unlimited_ ? next_fresh_ : total_; }
   bool unlimited() const { return unlimited_; }
   std::int64_t count(BlockState state) const { return counts_[static_cast<int>(state)]; }
-  std::int64_t used() const { 
+  std::int64_t used() const {
     return count(BlockState::kHeld) + count(BlockState::kReserved) + count(BlockState::kInTransit);
   }
   std::int64_t peak_used() const { return peak_used_; }

@@ -14,9 +14,9 @@ namespace lariat::blocks {
 //   cached: it holds the copy of a node that nobody needs. Those whose node is in the host tier
 //     alone, and those whose node is on the device too, are a list each, least recent first; or
 //   held: by suspended sequences, transfers, or whoever chose it for something new.
-// Leaf first comes for free, as in LruList: nodes leave the device leaf first, and whoever holds the
-// place of a node holds the places of all above it and lets go of them deepest first.
-// Cost: O(1) per call. No allocation once made. Threads: externally synchronised.
+// Leaf first comes for free, as in LruList: nodes leave the device leaf first, and whoever holds
+// the place of a node holds the places of all above it and lets go of them deepest first. Cost:
+// O(1) per call. No allocation once made. Threads: externally synchronised.
 class HostPool {
  public:
   enum List : std::uint8_t { kAlone, kOnDevice };
@@ -55,9 +55,9 @@ class HostPool {
   std::int32_t holds(HostId host) const { return places_[host].holds; }
 
   // What is known of the copy; forgotten when the place is free.
-  std::uint64_t& batch(HostId host) { return places_[host].batch; }    // that wrote it
-  BlockStamp& source(HostId host) { return places_[host].source; }     // that it was copied from
-  BlockId& incoming(HostId host) { return places_[host].incoming; }    // a transfer's, or kNoBlock
+  std::uint64_t& batch(HostId host) { return places_[host].batch; }  // that wrote it
+  BlockStamp& source(HostId host) { return places_[host].source; }   // that it was copied from
+  BlockId& incoming(HostId host) { return places_[host].incoming; }  // a transfer's, or kNoBlock
   bool bad(HostId host) const { return places_[host].bad; }
   void SetBad(HostId host) { places_[host].bad = true; }
 

@@ -45,7 +45,7 @@ Status BlockManager::Pin(std::span<const TokenId> prompt, const OpenOptions& opt
   for (std::int32_t n = last; n >= 0; n = index_.parent(n)) {
     const BlockId block = index_.block(n);
     if (++pins_[block].through > 1) continue;
-    if (pool_.state(block) == BlockState::kIdle) RemoveIdle(block);
+    if (pool_.state(block) == BlockState::kIdle) idle_.Remove(block);
     pool_.Claim(block);
     ++pinned_;
   }
@@ -106,7 +106,7 @@ std::int64_t BlockManager::Forget(NodeId top) {
 // A block that is not cached any more.
 void BlockManager::DropCached(BlockId block) {
   if (pool_.state(block) != BlockState::kIdle) return DropPins(block);
-  RemoveIdle(block);
+  idle_.Remove(block);
   pool_.FreeIdle(block);
 }
 

@@ -155,7 +155,7 @@ void BlockManager::Unshare(PlannedStep& step) {
     ++step.needed;
     pool_.Pin(tail);
     step.releases.push_back({tail, step.items[i].sequence});
-    step.undo.push_back({UndoEntry::kPin, tail, kNoBlock});
+    step.undo.push_back({UndoEntry::kPin, tail});
   }
 }
 
@@ -193,7 +193,7 @@ void BlockManager::EnsureCapacity(std::int64_t blocks) {
   const std::size_t grown = std::max(static_cast<std::size_t>(blocks),
                                      std::max<std::size_t>(1024, 2 * index_.capacity()));
   pins_.resize(grown);
-  lru_.Grow(grown);
+  idle_.Grow(grown);
   index_.Reserve(grown);
 }
 
@@ -202,15 +202,15 @@ void BlockManager::EnsureCapacity(std::int64_t blocks) {
 BlockId BlockManager::Take(std::vector<UndoEntry>& undo, std::vector<BlockId>& victims) {
   BlockId block = pool_.TakeFree();
   if (block != kNoBlock) {
-    undo.push_back({UndoEntry::kTakeFree, block, kNoBlock});
+    undo.push_back({UndoEntry::kTakeFree, block});
     return block;
   }
-  block = lru_.oldest();
+  block = idle_.Victim();
   assert(block != kNoBlock);
-  RemoveIdle(block);
+  idle_.Remove(block);
   pool_.TakeIdle(block);
   victims.push_back(block);
-  undo.push_back({UndoEntry::kTakeIdle, block, kNoBlock});
+  undo.push_back({UndoEntry::kTakeIdle, block});
   return block;
 }
 
@@ -258,13 +258,13 @@ void BlockManager::UndoAll(std::vector<UndoEntry>& undo) {
       case UndoEntry::kClaim: pool_.Unclaim(entry->block, /*stays_cached=*/true); break;
       case UndoEntry::kClaimIdle:
         pool_.Unclaim(entry->block, /*stays_cached=*/true);
-        PutIdleBack(entry->block, entry->lru_previous);
+        idle_.Restore(entry->block);
         break;
       case UndoEntry::kPin: pool_.Unpin(entry->block); break;
       case UndoEntry::kTakeFree: pool_.UndoTakeFree(entry->block); break;
       case UndoEntry::kTakeIdle:
         pool_.UndoTakeIdle(entry->block);
-        PutIdleBack(entry->block, kNoBlock);
+        idle_.Restore(entry->block);
         break;
     }
   }

@@ -24,9 +24,9 @@ bool FollowsIndex(std::span<const std::int32_t> positions, const StepRows& rows)
 // REQUIRES: room in `undo`.
 void BlockManager::Claim(BlockId block, std::vector<UndoEntry>& undo) {
   const bool idle = pool_.state(block) == BlockState::kIdle;
-  const BlockId previous = idle ? RemoveIdle(block) : kNoBlock;
+  if (idle) idle_.Remove(block);
   pool_.Claim(block);
-  undo.push_back({idle ? UndoEntry::kClaimIdle : UndoEntry::kClaim, block, previous});
+  undo.push_back({idle ? UndoEntry::kClaimIdle : UndoEntry::kClaim, block});
 }
 
 // Takes the sequence's longest cached prefix; the plan's claims come before all of its allocations.
@@ -48,7 +48,7 @@ void BlockManager::ClaimHit(Sequence& sequence, PlannedStep& step, PlannedItem& 
   item.cow_source = source;
   pool_.Pin(source);
   step.releases.push_back({source, SequenceTable::IndexOf(sequence.id)});
-  step.undo.push_back({UndoEntry::kPin, source, kNoBlock});
+  step.undo.push_back({UndoEntry::kPin, source});
 }
 
 // Keeps the positions of the first `count` rows, [sections, count]. One set serves all sections.

@@ -275,7 +275,7 @@ void BlockManager::IndexFullBlocks(Sequence& sequence) {
       // Whoever shares the copy, a fork, shares what follows it too, but would not hold the equal
       // one above that. So this waits until the others have let go.
       if (pool_.references(block) > 1) return;
-      if (pool_.state(equal) == BlockState::kIdle) RemoveIdle(equal);
+      if (pool_.state(equal) == BlockState::kIdle) idle_.Remove(equal);
       pool_.Claim(equal);
       pool_.NotePeak();  // a live step may still name the copy
       sequence.table[n] = equal;
@@ -334,7 +334,7 @@ PlannedStep* BlockManager::LastLiveStep(int entry) {
 
 void BlockManager::DropReference(BlockId block) {
   const bool cached = index_.contains(block);
-  if (pool_.Unclaim(block, cached) && cached) PushIdle(block);
+  if (pool_.Unclaim(block, cached) && cached) idle_.Add(block, BlockAbove(block));
 }
 
 // Lets the last block of a sequence that ends be found by the tokens that it holds, though it is
@@ -348,8 +348,7 @@ void BlockManager::IndexTail(const Sequence& sequence) {
   const BlockId block = sequence.table[static_cast<std::size_t>(tail)];
   if (pool_.references(block) > 1 || index_.contains(block)) return;
   const std::int32_t parent =
-      tail == 0 ? sequence.root
-                : index_.node(sequence.table[static_cast<std::size_t>(tail - 1)]);
+      tail == 0 ? sequence.root : index_.node(sequence.table[static_cast<std::size_t>(tail - 1)]);
   const std::span<const TokenId> tokens =
       std::span(sequence.ids)
           .subspan(static_cast<std::size_t>(end - count), static_cast<std::size_t>(count));
