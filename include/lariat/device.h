@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -23,6 +24,12 @@ class Device {
   // Errors: kUnsupported (CUDA not built in, or a device older than sm_80), kInvalidArgument (no
   //   such ordinal), kDeviceError.
   static Result<Device> Create(BackendKind kind, int ordinal = 0);
+  // A cpu or null device whose copies on streams of its own CreateStream are late: each completes
+  // only when something waits for it (Query passes an event by the third time it is asked), in an
+  // order drawn by the seed, and what it writes is poisoned with 0xFF bytes till then. All else
+  // runs at once. For tests and simulations of a cache with a host tier, whose copies are such.
+  // Errors: kUnsupported (kCuda is late of itself), as Create's; kAuto is the CPU.
+  static Result<Device> CreateDeferred(BackendKind kind, std::uint64_t seed);
   explicit Device(std::shared_ptr<Backend> backend);
 
   BackendKind kind() const;

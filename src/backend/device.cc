@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "backend/backend.h"
+#include "backend/deferred_backend.h"
 
 namespace lariat {
 
@@ -11,6 +12,16 @@ Result<Device> Device::Create(BackendKind kind, int ordinal) {
   Result<std::shared_ptr<Backend>> backend = MakeBackend(kind, ordinal);
   if (!backend.ok()) return backend.status();
   return Device(*std::move(backend));
+}
+
+Result<Device> Device::CreateDeferred(BackendKind kind, std::uint64_t seed) {
+  if (kind == BackendKind::kCuda) {
+    return Unsupported("kind = cuda: only cpu and null have a deferred mode");
+  }
+  Result<std::shared_ptr<Backend>> backend =
+      MakeBackend(kind == BackendKind::kAuto ? BackendKind::kCpu : kind, 0);
+  if (!backend.ok()) return backend.status();
+  return Device(MakeDeferredBackend(*std::move(backend), seed));
 }
 
 Device::Device(std::shared_ptr<Backend> backend) : backend_(std::move(backend)) {}
