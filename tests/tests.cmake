@@ -46,6 +46,7 @@ lariat_test(append_rope_sections_test SOURCES append_rope_sections_test.cc)
 lariat_test(cache_rope_test SOURCES cache_rope_test.cc)
 lariat_test(step_tables_test SOURCES step_tables_test.cc)
 lariat_test(device_test SOURCES device_test.cc deferred_backend_test.cc)
+lariat_test(host_storage_test SOURCES host_storage_test.cc support/count_new.cc)
 lariat_test(large_offset_test SOURCES large_offset_test.cc)
 lariat_test(cache_faults_test SOURCES cache_faults_test.cc)
 lariat_test(cache_footprint_test SOURCES cache_footprint_test.cc cache_refusals_test.cc
