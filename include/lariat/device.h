@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "lariat/status.h"
@@ -11,6 +12,13 @@ namespace lariat {
 
 class Backend;  // the internal interface (src/backend/backend.h)
 class DeviceBuffer;
+
+// One range of a copy of many.
+struct BlockCopy {
+  void* dst = nullptr;
+  const void* src = nullptr;
+  std::size_t bytes = 0;
+};
 
 // A device: memory, streams, events and copies, on CUDA, on the CPU, or on nothing at all (null:
 // addresses without memory, every call succeeds at once).
@@ -57,6 +65,9 @@ class Device {
   // must live until the stream has passed the call. bytes 0 is a no-op.
   Status CopyToDevice(void* dst, const void* src, std::size_t bytes, Stream stream);
   Status CopyToHost(void* dst, const void* src, std::size_t bytes, Stream stream);
+  // Many copies between any memory of device and host, in any order: as few calls of the driver as
+  // it has one for (none under a graph capture). Ranges do not overlap one another.
+  Status Copy(std::span<const BlockCopy> copies, Stream stream);
   Status Fill(void* dst, std::uint8_t value, std::size_t bytes, Stream stream);
 
   Backend& backend() const { return *backend_; }

@@ -66,6 +66,17 @@ Status Device::CopyToHost(void* dst, const void* src, std::size_t bytes, Stream 
   return CopyOne(*backend_, dst, src, bytes, stream);
 }
 
+Status Device::Copy(std::span<const BlockCopy> copies, Stream stream) {
+  for (std::size_t i = 0; i < copies.size(); ++i) {
+    const BlockCopy& copy = copies[i];
+    if (copy.bytes == 0 || (copy.dst != nullptr && copy.src != nullptr)) continue;
+    return InvalidArgument("copies[" + std::to_string(i) + "]." +
+                           (copy.dst == nullptr ? "dst" : "src") +
+                           " = null: must point to memory");
+  }
+  return copies.empty() ? Status() : backend_->Copy(copies, stream);
+}
+
 Status Device::Fill(void* dst, std::uint8_t value, std::size_t bytes, Stream stream) {
   if (bytes == 0) return {};
   if (dst == nullptr) return InvalidArgument("dst = null: must point to the bytes to fill");
