@@ -11,6 +11,7 @@
 #include "blocks/planned_step.h"
 #include "blocks/prefix_index.h"
 #include "blocks/sequence.h"
+#include "blocks/transfer.h"
 #include "lariat/kv_cache.h"
 #include "lariat/status.h"
 
@@ -33,8 +34,12 @@ struct ManagerConfig {
   int max_sequences = 256;
   std::int64_t max_tokens_per_sequence = 0;
   std::int64_t max_tokens_per_step = 0;
-  int position_sections = 1;  // positions that a row has, 1 or 3
-  bool track_writes = true;   // remember which blocks a step wrote, for Quarantine
+  int position_sections = 1;     // positions that a row has, 1 or 3
+  bool track_writes = true;      // remember which blocks a step wrote, for Quarantine
+  std::int64_t host_blocks = 0;  // places in the host tier; 0: there is none
+  WritePolicy write = WritePolicy::kBack;
+  int write_after_hits = 2;       // kAfterHits
+  std::int64_t clean_blocks = 0;  // kBack: next victims that have a copy; 1 to host_blocks
 };
 
 // Decides which block holds which tokens: sequences, steps, reference counts, prefix reuse,
@@ -89,6 +94,61 @@ class BlockManager {
   // that hold such a block. later: steps after it, oldest first, whose copies may have spread it.
   // O(blocks).
   void Quarantine(const PlannedStep& step, std::span<const PlannedStep* const> later);
+
+  // --- The host tier ---
+  // Which block has a copy in which place of host memory, and which copies are to be made. Like a
+  // step, a copy is decided here and run by the caller:
+  //
+  // Down (writes). Calls decide on writes for the tier's policy as they go. After each call below
+  // or above that changes anything, the caller starts what pending_writes() lists, as one batch,
+  // behind the last step that ended, and says WritesStarted(); where that fails it says
+  // WritesFailed(), and the blocks have no copies. A place counts as a valid copy from then on, so
+  // its block may be evicted before the batch is done: PlannedStep::fence and Transfer::fence name
+  // the last batch that must have passed before a block is written or a place is read.
+  //
+  // Up (transfers). Fetch and Resume decide on a Transfer; the caller starts its copies, behind its
+  // fence and the last step that ended, and says TransferStarted(), or UndoTransfer(), which undoes
+  // it exactly. Nothing else may be called in between.
+  //
+  // A fault of a step (Quarantine) must be known before what it wrote is accepted: the caller looks
+  // for those of the steps that have passed before it says Accept.
+  bool has_tier() const { return config_.host_blocks > 0; }
+
+  std::span<const TierCopy> pending_writes() const { return writes_; }
+  // The number that the pending writes' batch has: they count up from 1.
+  std::uint64_t next_batch() const { return next_batch_; }
+  void WritesStarted();
+  void WritesFailed();
+  // A batch that was started did not do what it should: what it wrote is not valid. Blocks on the
+  // device lose their copies, what is only in host memory is forgotten, suspended sequences that
+  // need it are corrupt. O(places).
+  void BatchFailed(std::uint64_t batch);
+
+  // Chooses places for those blocks of a sequence that have no copy, and lists the copies as
+  // pending writes; changes nothing else until FinishSuspend or UndoSuspend, one of which follows
+  // at once. The copies are a batch of their own, which FinishSuspend closes. There may be none.
+  Status BeginSuspend(SequenceId id);
+  // Returns kNone where there was no copy to make.
+  TransferId FinishSuspend();
+  void UndoSuspend();
+
+  // kNone: nothing is to be copied, and that is all.
+  Result<TransferId> Fetch(SequenceId id);
+  Result<TransferId> Resume(SequenceId id);
+  // A transfer that was not accepted yet, or null. Stays where it is until it is accepted.
+  const Transfer* FindTransfer(TransferId id) const;
+  void TransferStarted(TransferId id);
+  void UndoTransfer(TransferId id);
+  // Whether Accept may be called, with any transfer there ever was. A Suspend counts as one.
+  Status CheckAccept(TransferId id) const;
+  // The oldest transfer that was not accepted; kNone: there is none.
+  TransferId oldest_transfer() const;
+  // Takes over the oldest transfer. Never fails.
+  //   failed: its copies did not arrive
+  // REQUIRES: CheckAccept said Ok; no write is pending, or it is started behind this.
+  void Accept(TransferId id, bool failed);
+  // As Get, of a sequence that is all on the device: else kNotReady.
+  Result<const Sequence*> GetResident(SequenceId id) const;
 
   bool has_plan() const { return plan_ != nullptr; }
   int live_steps() const { return static_cast<int>(live_.size()); }

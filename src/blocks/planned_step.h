@@ -71,6 +71,9 @@ struct PlannedStep {
   int padded_sequences = 0;
   std::int64_t hit_tokens = 0;
   std::int64_t needed = 0;  // blocks that it takes
+  // Its stream must be behind this batch of writes to the host tier, which reads, or one before it
+  // does, a block that the step writes to. 0: none. Known once it is planned.
+  std::uint64_t fence = 0;
   std::vector<StepRows> rows;
   std::vector<PlannedItem> items;  // parallel to rows
   std::vector<std::int32_t> positions;

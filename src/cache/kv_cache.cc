@@ -283,9 +283,10 @@ Result<std::int64_t> KVCache::RemoveSalt(std::string_view salt) {
 
 Status KVCache::Release() { return Unsupported("Release is not built"); }
 Status KVCache::Reacquire() { return Unsupported("Reacquire is not built"); }
-Status KVCache::Fetch(SequenceId) { return Unsupported("Fetch: transfers are not built"); }
-Status KVCache::Suspend(SequenceId) { return Unsupported("Suspend: transfers are not built"); }
-Status KVCache::Resume(SequenceId) { return Unsupported("Resume: transfers are not built"); }
+Result<TransferId> KVCache::Fetch(SequenceId) { return Unsupported("host: there is no tier"); }
+Result<TransferId> KVCache::Suspend(SequenceId) { return Unsupported("host: there is no tier"); }
+Result<TransferId> KVCache::Resume(SequenceId) { return Unsupported("host: there is no tier"); }
+Result<TransferReport> KVCache::Accept(TransferId) { return Unsupported("host: there is no tier"); }
 
 // --- Steps ------------------------------------------------------------------------------------
 
