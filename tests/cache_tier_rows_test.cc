@@ -40,9 +40,9 @@ class RandomTier {
 
   void Calls(int count) {
     for (int i = 0; i < count; ++i) {
-      if (failing_ != nullptr && Roll(6) == 0) failing_->FailAt(1 + Roll(3));
+      if (failing_ != nullptr && Roll(3) == 0) failing_->FailAt(1 + Roll(2));
       One();
-      if (failing_ != nullptr && Roll(3) == 0) failing_->FailAt(0);
+      if (failing_ != nullptr && Roll(6) == 0) failing_->FailAt(0);
       if (Roll(3) == 0) pass_time_();
       if (Roll(24) == 0) Check();
     }
@@ -246,7 +246,7 @@ TEST_CASE("Tier rows: copies late and poisoned, steps at once", "[tier]") {
     const Device device = *Device::CreateDeferred(BackendKind::kCpu, static_cast<unsigned>(seed));
     RowWorld world(options, device, AtOnce);
     RandomTier tier(world, options, static_cast<unsigned>(seed), [] {});
-    tier.Calls(500);
+    tier.Calls(4000);
     Add(sum, tier.done());
     CHECK(world.readers_run() > 0);
   }
@@ -267,7 +267,7 @@ TEST_CASE("Tier rows: everything late, streams in any order", "[tier]") {
     RandomTier tier(late.world, options, static_cast<unsigned>(seed + 100), [&] {
       late.backend->RunSome(static_cast<std::int64_t>(random() % 24), random);
     });
-    tier.Calls(500);
+    tier.Calls(4000);
     late.Finish();
     REQUIRE(late.world.errors() == "");
     Add(sum, tier.done());
@@ -286,7 +286,7 @@ TEST_CASE("Tier rows: copies that fail are misses, never hits", "[tier]") {
     RowWorld world(options, Device(failing), AtOnce);
     RandomTier tier(
         world, options, static_cast<unsigned>(seed + 200), [] {}, failing.get());
-    tier.Calls(500);
+    tier.Calls(4000);
     Add(sum, tier.done());
   }
   Told(sum);
@@ -303,7 +303,7 @@ TEST_CASE("Tier rows: on a CUDA device", "[tier]") {
     const WorldOptions options = OptionsOf(seed);
     RowWorld world(options, *cuda, nullptr);
     RandomTier tier(world, options, static_cast<unsigned>(seed), [] {});
-    tier.Calls(400);
+    tier.Calls(1000);
     Add(sum, tier.done());
   }
   Told(sum);
