@@ -17,6 +17,8 @@ Result<std::unique_ptr<TierStreams>> TierStreams::Create(Device device,
 }
 
 Status TierStreams::MakeStreams() {
+  ups_.reserve(16);
+  free_events_.reserve(32);
   for (Stream* stream : {&down_, &up_}) {
     Result<Stream> made = device_.CreateStream();
     if (!made.ok()) return made.status();
