@@ -43,7 +43,7 @@ CLI::Validator Choice(std::initializer_list<std::string_view> built,
 
 // Flags of later versions: known, so that they are not taken for a misspelling.
 void DefineNotBuilt(CLI::App& command, SimulateOptions& options) {
-  for (const std::string name : {"--host-memory", "--gpus", "--weights-dtype", "--report"}) {
+  for (const std::string name : {"--gpus", "--weights-dtype", "--report"}) {
     command
         .add_option_function<std::string>(
             name, [name, &options](const std::string&) { options.not_built = name; })
@@ -128,6 +128,25 @@ void DefineCache(CLI::App& command, SimulateOptions& o) {
       ->check(Choice({"block", "token"}))
       ->group(group)
       ->capture_default_str();
+  auto* host = command
+                   .add_option("--host-memory", o.host_memory,
+                               "Of a second tier that keeps evicted blocks, as in 64GiB")
+                   ->check(NotEmpty())
+                   ->type_name("SIZE")
+                   ->group(group);
+  command
+      .add_option(
+          "--write-policy", o.write_policy,
+          "When blocks are copied there: before they are evicted, at once, or after two hits")
+      ->check(Choice({"back", "through", "after-hits"}))
+      ->group(group)
+      ->needs(host)
+      ->capture_default_str();
+  command
+      .add_flag("--late-copies", o.late_copies,
+                "Copies between the tiers end as late as they may; cpu and null backends only")
+      ->group(group)
+      ->needs(host);
   command.add_option("--policy", o.policy, "Which cached block goes first")
       ->check(Choice({"lru"}))
       ->group(group)
@@ -150,7 +169,7 @@ void DefineSession(CLI::App& command, SimulateOptions& o) {
       ->group(group)
       ->capture_default_str();
   command.add_option("--preempt", o.preempt, "What becomes of a request without room")
-      ->check(Choice({"recompute"}, {"swap", "auto"}))
+      ->check(Choice({"recompute", "swap", "auto"}))
       ->group(group)
       ->capture_default_str();
   auto* speculate =
@@ -251,6 +270,25 @@ Result<MemoryConfig> ParseMemory(const SimulateOptions& options, BackendKind bac
   return memory;
 }
 
+Result<HostTier> ParseHostTier(const SimulateOptions& options) {
+  HostTier host;
+  if (options.host_memory.empty()) {
+    if (options.preempt == "recompute") return host;
+    return InvalidArgument("--preempt " + options.preempt + " needs --host-memory");
+  }
+  const Result<std::int64_t> bytes = ParseSize(options.host_memory);
+  if (!bytes.ok()) return InvalidArgument("--host-memory = " + bytes.status().message());
+  host.bytes = *bytes;
+  if (options.write_policy == "through") host.write = WritePolicy::kThrough;
+  if (options.write_policy == "after-hits") host.write = WritePolicy::kAfterHits;
+  return host;
+}
+
+Preempt ParsePreempt(const std::string& name) {
+  if (name == "swap") return Preempt::kSwap;
+  return name == "auto" ? Preempt::kAuto : Preempt::kRecompute;
+}
+
 // Readers of MLA's rows take blocks of 64.
 int ChooseBlockSize(int given, const ModelConfig& model) {
   if (given > 0) return given;
@@ -332,6 +370,8 @@ Result<SimulateInputs> LoadSimulateInputs(const SimulateOptions& options) {
   if (!speculation.ok()) return speculation.status();
   const Result<MemoryConfig> memory = ParseMemory(options, *backend);
   if (!memory.ok()) return memory.status();
+  const Result<HostTier> host = ParseHostTier(options);
+  if (!host.ok()) return host.status();
   Result<Trace> trace = LoadTrace(options);
   if (!trace.ok()) return trace.status();
 
@@ -345,6 +385,9 @@ Result<SimulateInputs> LoadSimulateInputs(const SimulateOptions& options) {
   config.backend = *backend;
   config.memory = *memory;
   config.reuse = options.reuse == "token" ? Reuse::kToken : Reuse::kBlock;
+  config.host = *host;
+  config.late_copies = options.late_copies;
+  config.preempt = ParsePreempt(options.preempt);
   config.max_batch = options.max_batch;
   config.prefill_chunk = options.prefill_chunk;
   config.max_length = *max_length;
