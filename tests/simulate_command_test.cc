@@ -202,7 +202,8 @@ TEST_CASE("Documents go to files, and the text stays on stdout", "[command]") {
   CHECK(ordered_json::parse(ReadFile(folder.File("r.json")))["served"]["finished"] == 5);
   const std::string csv = ReadFile(folder.File("r.csv"));
   CHECK(std::count(csv.begin(), csv.end(), '\n') == 7);
-  CHECK(csv.find("request,line,outcome,input_tokens,output_tokens,hit_tokens,recomputed_tokens,"
+  CHECK(csv.find("request,line,outcome,input_tokens,output_tokens,hit_tokens,host_hit_tokens,"
+                 "recomputed_tokens,"
                  "preemptions,arrival_s,queue_ms,ttft_ms,tpot_ms,e2e_ms\n0,1,finished,1024,4,0,0,0,"
                  "0,0,") == 0);
   CHECK(csv.find("\n1,2,max_length,1300,0,0,0,0,") != std::string::npos);

@@ -16,14 +16,13 @@
 #include "lariat/cost_model.h"
 #include "lariat/model.h"
 #include "option_checks.h"
+#include "simulate_values.h"
 
 namespace lariat::tools {
 namespace {
 
 constexpr std::int64_t kMaxCount = std::int64_t{1} << 40;  // more than any trace has
 constexpr std::int64_t kMaxBlocks = 2147483647;            // a block's number is an int32
-
-std::string NotBuilt(const std::string& what) { return what + ": not built in this version"; }
 
 // A value out of a list, of which the last ones are known and not built.
 CLI::Validator Choice(std::initializer_list<std::string_view> built,
@@ -215,93 +214,6 @@ void DefineResults(CLI::App& command, SimulateOptions& o) {
       ->group(group);
 }
 
-Result<std::int64_t> ParseMaxLength(const std::string& text, const ModelConfig& model) {
-  if (text == "none") return std::int64_t{0};
-  if (text == "model") return model.max_position_embeddings;
-  std::int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < 1) {
-    return InvalidArgument("--max-length = " + text + "; allowed: a number >= 1, model, none");
-  }
-  return value;
-}
-
-struct Speculation {
-  int drafts = 0;
-  double acceptance = 0;
-};
-
-// "K:P". Empty: no speculation.
-Result<Speculation> ParseSpeculate(const std::string& text) {
-  Speculation parsed;
-  if (text.empty()) return parsed;
-  const char* const end = text.data() + text.size();
-  const auto drafts = std::from_chars(text.data(), end, parsed.drafts);
-  bool good = drafts.ec == std::errc() && drafts.ptr != end && *drafts.ptr == ':';
-  if (good) {
-    const auto acceptance = std::from_chars(drafts.ptr + 1, end, parsed.acceptance);
-    good = acceptance.ec == std::errc() && acceptance.ptr == end;
-  }
-  good = good && parsed.drafts >= 1 && parsed.drafts <= 64 && parsed.acceptance >= 0 &&
-         parsed.acceptance <= 1;
-  if (good) return parsed;
-  return InvalidArgument("--speculate = " + text +
-                         "; allowed: K:P, drafts of a step in 1..64 and the probability in 0..1 "
-                         "that one is accepted, as in 4:0.7");
-}
-
-Result<MemoryConfig> ParseMemory(const SimulateOptions& options, BackendKind backend) {
-  MemoryConfig memory;
-  if (options.unlimited) {
-    if (backend != BackendKind::kNull) {
-      return InvalidArgument("--unlimited needs --backend null: other backends have real memory");
-    }
-    memory.unlimited = true;
-  } else if (options.blocks > 0) {
-    memory.num_blocks = options.blocks;
-  } else {
-    if (options.memory == "auto") return Unsupported(NotBuilt("--memory auto"));
-    const Result<std::int64_t> bytes = ParseSize(options.memory);
-    if (!bytes.ok()) {
-      return InvalidArgument("--memory = " + bytes.status().message());
-    }
-    memory.bytes = *bytes;
-  }
-  return memory;
-}
-
-Result<HostTier> ParseHostTier(const SimulateOptions& options) {
-  HostTier host;
-  if (options.host_memory.empty()) {
-    if (options.preempt == "recompute") return host;
-    return InvalidArgument("--preempt " + options.preempt + " needs --host-memory");
-  }
-  const Result<std::int64_t> bytes = ParseSize(options.host_memory);
-  if (!bytes.ok()) return InvalidArgument("--host-memory = " + bytes.status().message());
-  host.bytes = *bytes;
-  if (options.write_policy == "through") host.write = WritePolicy::kThrough;
-  if (options.write_policy == "after-hits") host.write = WritePolicy::kAfterHits;
-  return host;
-}
-
-Preempt ParsePreempt(const std::string& name) {
-  if (name == "swap") return Preempt::kSwap;
-  return name == "auto" ? Preempt::kAuto : Preempt::kRecompute;
-}
-
-// Readers of MLA's rows take blocks of 64.
-int ChooseBlockSize(int given, const ModelConfig& model) {
-  if (given > 0) return given;
-  return model.mla.kv_lora_rank > 0 ? 64 : 16;
-}
-
-DType ChooseDType(const std::string& name, DType of_model) {
-  for (const DType dtype : {DType::kFP32, DType::kFP16, DType::kBF16}) {
-    if (name == DTypeName(dtype)) return dtype;
-  }
-  return of_model == DType::kFP32 ? DType::kBF16 : of_model;
-}
-
 Result<Trace> LoadTrace(const SimulateOptions& options) {
   if (!options.workload.empty()) return MakeWorkload(options.workload, options.seed);
   if (options.trace.empty()) return InvalidArgument("one of --trace and --workload is required");
@@ -324,13 +236,6 @@ Status CheckOutputs(const SimulateOptions& options) {
   if (!same) return checked;
   return InvalidArgument("--json and --requests-out both name " +
                          (options.json == "-" ? "standard output" : options.json));
-}
-
-InjectedFault ParseFault(const std::string& name) {
-  if (name == "stale") return InjectedFault::kStale;
-  if (name == "shift") return InjectedFault::kShift;
-  if (name == "bit") return InjectedFault::kBit;
-  return InjectedFault::kNone;
 }
 
 }  // namespace

@@ -251,9 +251,8 @@ std::string RequestsCsv(const Trace& trace, const SimulationResult& result) {
   std::sort(rows.begin(), rows.end(),
             [](const RequestResult* a, const RequestResult* b) { return a->tag < b->tag; });
   std::string text =
-      "request,line,outcome,input_tokens,output_tokens,hit_tokens,host_hit_tokens,recomputed_"
-      "tokens,"
-      "preemptions,"
+      "request,line,outcome,input_tokens,output_tokens,hit_tokens,host_hit_tokens,"
+      "recomputed_tokens,preemptions,"
       "arrival_s,queue_ms,ttft_ms,tpot_ms,e2e_ms\n";
   for (const RequestResult* r : rows) {
     const TraceRequest& asked = trace.requests()[r->tag];
