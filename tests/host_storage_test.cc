@@ -15,10 +15,10 @@
 namespace lariat {
 namespace {
 
+using blocks::TierCopy;
 using storage::BlockLayout;
 using storage::BlockStorage;
 using storage::HostStorage;
-using storage::PageMove;
 
 constexpr std::int64_t kBlocks = 600;  // more than one lot
 constexpr std::int64_t kPages = 700;
@@ -56,7 +56,7 @@ TEST_CASE("host storage: what went down comes up, in both layouts, into other bl
 
       const auto from = Order(kBlocks, random), pages = Order(kPages, random);
       const auto to = Order(kBlocks, random);
-      std::vector<PageMove> down, up;
+      std::vector<TierCopy> down, up;
       for (std::size_t i = 0; i < kBlocks; ++i) {
         down.push_back({from[i], pages[i]});
         up.push_back({to[i], pages[i]});
@@ -100,7 +100,7 @@ TEST_CASE("host storage: without memory pages are addresses, and too many are re
   auto blocks = BlockStorage::Create(null, planes, kBlocks, 1);
   auto host = HostStorage::Create(null, planes, std::int64_t{1} << 40);
   REQUIRE(host.ok());
-  const std::vector<PageMove> moves = {{1, 2}, {3, 4}};
+  const std::vector<TierCopy> moves = {{1, 2}, {3, 4}};
   CHECK(host->Down(*blocks, moves, Stream{}).ok());
   CHECK(host->Up(*blocks, moves, Stream{}).ok());
   const auto refused = HostStorage::Create(null, planes, std::int64_t{1} << 55);

@@ -172,8 +172,7 @@ Status SwapWorkload::CheckSide(bool down, const Side& side, Stream stream) {
   const auto got = Download(*device_, down ? side.pages : side.pool,
                             static_cast<std::size_t>(SideBytes()), stream);
   if (!got.ok()) return got.status();
-  const auto* const from =
-      static_cast<const std::byte*>((down ? side.pool : side.pages).data());
+  const auto* const from = static_cast<const std::byte*>((down ? side.pool : side.pages).data());
   const auto* const to = static_cast<const std::byte*>((down ? side.pages : side.pool).data());
   for (const BlockCopy& copy : side.copies) {
     const std::ptrdiff_t source = static_cast<const std::byte*>(copy.src) - from;

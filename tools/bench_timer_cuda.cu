@@ -89,7 +89,8 @@ Result<double> CudaTimer::SecondsPerCall(std::int64_t calls) {
   Status launched;
   const Result<double> seconds = Seconds([&] {
     for (std::int64_t i = 0; i < calls && launched.ok(); ++i) {
-      launched = called_->Launch(i, Stream{stream_});
+      Status next = called_->Launch(i, Stream{stream_});
+      std::swap(launched, next);
     }
   });
   if (!launched.ok()) return launched;
@@ -136,8 +137,9 @@ Status CudaTimer::Begin(Workload& workload, Stream stream) {
   if (!events.ok()) return events;
   if (!workload.capturable()) {
     called_ = &workload;
-    Result<double> once = SecondsPerCall(1);
-    if (once.ok()) once = SecondsPerCall(1);  // the first one was the warm-up
+    const Result<double> warm_up = SecondsPerCall(1);
+    if (!warm_up.ok()) return warm_up.status();
+    const Result<double> once = SecondsPerCall(1);
     if (!once.ok()) return once.status();
     nodes_ = static_cast<std::int64_t>(std::clamp(kCallsSeconds / *once, 1.0, 1000.0));
     return Status::Ok();

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cstdint>
+#include <deque>
+#include <iosfwd>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "blocks/block_pool.h"
-#include "blocks/lru_list.h"
+#include "blocks/host_pool.h"
+#include "blocks/idle_blocks.h"
 #include "blocks/planned_step.h"
 #include "blocks/prefix_index.h"
 #include "blocks/sequence.h"
@@ -21,6 +24,17 @@ namespace lariat::blocks {
 struct BlockPins {
   std::int32_t through = 0;  // of prefixes that it is part of
   std::int32_t ends = 0;     // of prefixes whose last block it is: what Unpin takes back
+};
+
+// A Suspend that has begun: the places that it has chosen.
+struct Suspending {
+  struct Place {
+    HostId host = kNoHost;
+    HostId previous = kNoHost;  // the one before it in the list of cached ones
+    bool taken = false;         // it was free
+  };
+  Sequence* sequence = nullptr;
+  std::vector<Place> chosen;
 };
 
 struct ManagerConfig {
@@ -47,7 +61,8 @@ struct ManagerConfig {
 // The rules are those of lariat/kv_cache.h, whose comments are not repeated here.
 //
 // Files: block_manager.cc (sequences), plan.cc (Plan, Undo, Prepare), settle.cc (Commit, Discard,
-// the index), keep.cc (pins, removal), inspect.cc (Snapshot, Quarantine).
+// the index), keep.cc (pins, removal), tier.cc, tier_suspend.cc, tier_transfer.cc (the host tier),
+// quarantine.cc, inspect.cc (Snapshot).
 // Cost: O(1) per running sequence and step; O(blocks) where a sequence starts, forks or ends.
 // Threads: externally synchronised. Time, addresses and device events are never consulted.
 class BlockManager {
@@ -107,8 +122,11 @@ class BlockManager {
   // the last batch that must have passed before a block is written or a place is read.
   //
   // Up (transfers). Fetch and Resume decide on a Transfer; the caller starts its copies, behind its
-  // fence and the last step that ended, and says TransferStarted(), or UndoTransfer(), which undoes
-  // it exactly. Nothing else may be called in between.
+  // fence and the last step that ended, and says TransferStarted(), or, where that fails,
+  // UndoTransfer(). Nothing else may be called in between.
+  //
+  // A start that fails may have run some of the copies. So what is undone is undone exactly, but
+  // that blocks, or places, that the copies were to overwrite are not cached any more.
   //
   // A fault of a step (Quarantine) must be known before what it wrote is accepted: the caller looks
   // for those of the steps that have passed before it says Accept.
@@ -158,7 +176,8 @@ class BlockManager {
 
  private:
   Status CheckIdle() const;  // kNotReady while a plan is not prepared
-  Result<Sequence*> FindUsable(SequenceId id);
+  Result<Sequence*> FindSound(SequenceId id);
+  Result<Sequence*> FindUsable(SequenceId id);  // also neither suspended nor in transit
   std::int64_t ReusableTokens(std::int64_t prompt_length) const;
   std::span<const TokenId> NextTokens(std::span<const TokenId> ids, std::size_t blocks,
                                       std::int64_t reusable) const;
@@ -166,9 +185,11 @@ class BlockManager {
 
   // keep.cc
   std::int32_t FindPath(std::span<const TokenId> prompt, const OpenOptions& options,
-                        std::uint32_t rope_choice) const;
-  std::int64_t Forget(BlockId top);
+                        std::uint32_t rope_choice, bool on_host) const;
+  NodeId FindAny(std::int32_t parent, std::span<const TokenId> tokens) const;
+  std::int64_t Forget(NodeId top);
   std::int64_t ForgetRoot(RootId root);
+  void DropCached(BlockId block);
   void DropPinsThrough(std::int32_t last, std::int32_t count);
   void DropPins(BlockId block);
   // Keeps what such sequences hold out of the index from now on. What matches have found so far is
@@ -188,7 +209,7 @@ class BlockManager {
   Status CheckItems(std::span<const StepItem> items);
   Status Fill(std::span<const StepItem> items, const StepShape& shape, PlannedStep& step,
               PlanFailure* failure);
-  void Claim(BlockId block, PlannedStep& step);
+  void Claim(BlockId block, std::vector<UndoEntry>& undo);
   void ClaimHit(Sequence& sequence, PlannedStep& step, PlannedItem& item, bool copy_idle);
   void AddPositions(const StepItem& item, std::int64_t count, PlannedStep& step) const;
   Status AddRows(const StepItem& item, PlannedStep& step);
@@ -196,7 +217,8 @@ class BlockManager {
   void Unshare(PlannedStep& step);
   Status CheckRoom(const PlannedStep& step, PlanFailure* failure) const;
   void Reserve(PlannedStep& step);
-  BlockId Take(PlannedStep& step);
+  BlockId Take(std::vector<UndoEntry>& undo, std::vector<BlockId>& victims);
+  void UndoAll(std::vector<UndoEntry>& undo);
   void UndoBlocks(PlannedStep& step);
   void EnsureCapacity(std::int64_t blocks);
 
@@ -213,6 +235,7 @@ class BlockManager {
   void EndStep(PlannedStep& step, bool discarded);
   void IndexFullBlocks(Sequence& sequence);
   void IndexTail(const Sequence& sequence);
+  NodeId Index(std::int32_t parent, std::span<const TokenId> tokens, BlockId block);
   void ShrinkTable(Sequence& sequence, std::int64_t blocks, PlannedStep* only = nullptr);
   void Release(const Sequence& sequence, BlockId block);
   void ReleaseWith(PlannedStep& step, BlockId block, int sequence);
@@ -223,11 +246,63 @@ class BlockManager {
     return (tokens + config_.block_size - 1) / config_.block_size;
   }
 
+  // A cached block is idle now.
+  void AddIdle(BlockId block) {
+    idle_.Add(block, idle_.needs_parent() ? BlockAbove(block) : kNoBlock);
+  }
+  // The block above a cached one; negative: there is none.
+  std::int32_t BlockAbove(BlockId block) const {
+    const std::int32_t parent = index_.parent(index_.node(block));
+    return parent < 0 ? parent : index_.block(parent);
+  }
+
+  // inspect.cc, quarantine.cc
+  void PrintNode(NodeId node, std::ostream& out) const;
+  void PrintTier(std::ostream& out) const;
+  void SpoilHolders(const std::vector<bool>& blocks, const std::vector<bool>& places);
+
+  // tier.cc
+  Status CheckTier() const;
+  HostPool::List ListOf(NodeId node) const {
+    return index_.block(node) == kNoBlock ? HostPool::kAlone : HostPool::kOnDevice;
+  }
+  HostId TakePlace();
+  void GivePlace(NodeId node, HostId host);
+  void DropPlace(NodeId node);
+  void Unhold(HostId host);
+  void Evict(BlockId victim);
+  bool Write(NodeId node);
+  void NoteIndexed(NodeId node);
+  void NoteHits(const StepRows& rows, const Sequence& sequence);
+  void KeepClean();
+  void Spoil(HostId host);
+  void NoteSpoiled();
+  std::uint64_t FenceOf(const PlannedStep& step) const;
+  std::int64_t HostTokens(std::int32_t parent, std::span<const TokenId> tokens, std::size_t blocks,
+                          std::int64_t in_tail, std::vector<HostId>* path) const;
+  std::int64_t HostTokens(const Sequence& sequence, std::vector<HostId>* path) const;
+
+  // tier_suspend.cc
+  HostId PlaceOf(const Sequence& sequence, std::size_t index) const;
+  Status ChoosePlaces(Sequence& sequence);
+  void Choose(HostId host);
+  void TakeOver(HostId host);
+
+  // tier_transfer.cc
+  void AddBlock(BlockId block, HostId host, Transfer& transfer);
+  void AddPlace(HostId host, Transfer& transfer);
+  Result<TransferId> OpenTransfer();
+  void Depart(Transfer& transfer);
+  void Land(Transfer& transfer, bool failed);
+  void Attach(Transfer::Item& item);
+  void LetGo(Transfer& transfer);
+
   const ManagerConfig config_;
   BlockPool pool_;
-  LruList lru_;
+  IdleBlocks idle_;
   PrefixIndex index_;
   SequenceTable sequences_;
+  HostPool host_;
   std::vector<BlockPins> pins_;     // by block
   std::int64_t pinned_ = 0;         // blocks
   PlannedStep* plan_ = nullptr;     // not prepared yet
@@ -235,6 +310,20 @@ class BlockManager {
   std::vector<PlannedStep*> live_;  // prepared, oldest first
   std::uint64_t next_step_ = 1;
   std::uint64_t stamp_ = 0;
+
+  // The host tier.
+  std::vector<TierCopy> writes_;        // decided on, not started
+  std::uint64_t next_batch_ = 1;        // theirs
+  std::vector<std::uint64_t> read_by_;  // by block: the last batch that reads it
+  std::deque<Transfer> transfers_;      // not accepted yet, oldest first
+  std::uint64_t next_transfer_ = 1;
+  Suspending suspending_;
+  std::int64_t clean_ = 0;             // so many next victims had copies when it was looked last
+  std::int64_t looked_at_ = 0;         // idle_.removed() then
+  std::vector<BlockId> next_victims_;  // scratch
+  std::int64_t offloaded_ = 0;
+  std::int64_t onboarded_ = 0;
+  std::int64_t host_evicted_ = 0;
 
   std::int64_t evicted_ = 0;
   std::int64_t merged_ = 0;

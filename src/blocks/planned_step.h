@@ -52,7 +52,6 @@ enum class StepPhase : std::uint8_t {
 struct UndoEntry {
   enum Kind : std::uint8_t { kClaim, kClaimIdle, kPin, kTakeFree, kTakeIdle } kind;
   BlockId block;
-  BlockId lru_previous;  // kClaimIdle: the block before it in the LRU list
 };
 
 // A pinned reference that was its sequence's and is dropped when the step ends.

@@ -7,6 +7,7 @@
 
 #include "blocks/block_pool.h"
 #include "blocks/prefix_index.h"
+#include "blocks/transfer.h"
 #include "lariat/types.h"
 
 namespace lariat::blocks {
@@ -28,6 +29,7 @@ struct alignas(64) Sequence {
   bool indexable = true;              // false: its blocks must not enter the index any more
   bool corrupt = false;               // holds a block with a device fault
   bool pinned = false;                // closed: the table's references wait for a step's end
+  bool suspended = false;             // `places` has its tokens; no table
   int row = -1;                       // of the resident block tables; -1 once closed
   RootId root = 0;
   std::uint32_t rope_choice = 0;  // tables that its keys turn by
@@ -39,6 +41,8 @@ struct alignas(64) Sequence {
 
   std::vector<TokenId> ids;
   std::vector<BlockId> table;
+  std::vector<HostId> places;  // suspended: of the host tier, one for each block that it had
+  TransferId transit = TransferId::kNone;  // that it waits for
   std::int64_t indexed = 0;      // leading blocks of the table that are a path of the index
   std::int64_t first_dirty = 0;  // table entries from here on differ from the resident row
 

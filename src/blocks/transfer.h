@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "blocks/block_pool.h"
+#include "blocks/planned_step.h"
 #include "lariat/types.h"
 
 namespace lariat::blocks {
@@ -28,15 +29,19 @@ struct Transfer {
   std::uint64_t fence = 0;
 
   // --- The block manager's own ---
-  // What the transfer holds, from the root on: a block of the sequence's path each.
+  // What the transfer holds, from the root on: the blocks of a path, or of a sequence.
   struct Item {
-    BlockId block = kNoBlock;  // one reference
-    HostId host = kNoHost;     // held; kNoHost: the block was on the device
-    bool copied = false;       // by this transfer; else by an earlier one, or not at all
+    BlockId block = kNoBlock;   // one reference
+    HostId host = kNoHost;      // one hold; kNoHost: the block was on the device
+    HostId previous = kNoHost;  // the place before it when it was held, to undo that
+    bool copied = false;        // by this transfer; else by an earlier one, or not at all
   };
   std::vector<Item> items;
   bool resumes = false;
   bool started = false;  // its copies are on their way: it cannot be undone any more
+  bool bad = false;      // holds rows with a device fault
+  std::vector<UndoEntry> undo;
+  std::vector<BlockId> victims;  // evicted when it starts
 };
 
 }  // namespace lariat::blocks

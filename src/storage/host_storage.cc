@@ -15,13 +15,13 @@ Result<HostStorage> HostStorage::Create(Device device, const BlockLayout& layout
   return HostStorage(std::move(device), *std::move(pages), page_bytes, layout.ranges_per_block());
 }
 
-Status HostStorage::Copy(const BlockStorage& blocks, std::span<const PageMove> moves, bool down,
+Status HostStorage::Copy(const BlockStorage& blocks, std::span<const blocks::TierCopy> moves, bool down,
                          Stream stream) {
   while (!moves.empty()) {
     const auto lot = moves.first(std::min(moves.size(), kMostMoves));
     copies_.clear();
-    for (const PageMove& move : lot) {
-      std::byte* page = static_cast<std::byte*>(pages_.data()) + move.page * page_bytes_;
+    for (const blocks::TierCopy& move : lot) {
+      std::byte* page = static_cast<std::byte*>(pages_.data()) + move.host * page_bytes_;
       blocks.ForEachRange(move.block, [&](std::byte* range, std::size_t bytes) {
         void* const to = down ? page : range;
         const void* const from = down ? range : page;

@@ -4,21 +4,16 @@
 #include <span>
 #include <vector>
 
+#include "blocks/transfer.h"
 #include "lariat/device.h"
 #include "storage/block_storage.h"
 
 namespace lariat::storage {
 
-// A device block and the host page that its copy is in.
-struct PageMove {
-  std::int32_t block = 0;
-  std::int32_t page = 0;
-};
-
-// The host tier's pinned memory: pages of one block each. A page holds a block's planes one behind
-// the other, whatever the pool's layout is.
-// Threads: externally synchronised. Streams: copies are ordered on the stream given and not waited
-// for; those of one call may run in any order.
+// The host tier's pinned memory: places of one block each, here pages. A page holds a block's
+// planes one behind the other, whatever the pool's layout is. Threads: externally synchronised.
+// Streams: copies are ordered on the stream given and not waited for; those of one call may run in
+// any order.
 class HostStorage {
  public:
   // Allocates `num_pages` pages; their bytes are unspecified.
@@ -27,11 +22,11 @@ class HostStorage {
 
   // Copies blocks to pages. Allocates nothing. When it fails, some of the copies may have been put
   // on the stream.
-  Status Down(const BlockStorage& blocks, std::span<const PageMove> moves, Stream stream) {
+  Status Down(const BlockStorage& blocks, std::span<const blocks::TierCopy> moves, Stream stream) {
     return Copy(blocks, moves, true, stream);
   }
   // Copies pages to blocks.
-  Status Up(const BlockStorage& blocks, std::span<const PageMove> moves, Stream stream) {
+  Status Up(const BlockStorage& blocks, std::span<const blocks::TierCopy> moves, Stream stream) {
     return Copy(blocks, moves, false, stream);
   }
 
@@ -43,7 +38,7 @@ class HostStorage {
       : device_(std::move(device)), pages_(std::move(pages)), page_bytes_(page_bytes) {
     copies_.reserve(kMostMoves * ranges);
   }
-  Status Copy(const BlockStorage& blocks, std::span<const PageMove> moves, bool down,
+  Status Copy(const BlockStorage& blocks, std::span<const blocks::TierCopy> moves, bool down,
               Stream stream);
 
   Device device_;
