@@ -238,6 +238,10 @@ Result<std::span<const std::int32_t>> KVCache::BlockTable(SequenceId sequence) c
   });
 }
 
+Result<std::int64_t> KVCache::BlockHashes(SequenceId sequence, std::span<BlockHash> hashes) const {
+  return Guarded([&] { return impl_->manager.BlockHashes(sequence, hashes); });
+}
+
 Status KVCache::Clear() {
   return Guarded([&]() -> Status {
     Status cleared = impl_->manager.Clear();
