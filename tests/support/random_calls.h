@@ -52,6 +52,8 @@ class RandomCalls {
     return Rest();
   }
 
+  void SetAttempts(CachePair::Attempts attempts) { pair_.SetAttempts(std::move(attempts)); }
+
   // Ends every step and sequence; all blocks are free or idle then.
   void Drain();
 
