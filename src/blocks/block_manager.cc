@@ -126,15 +126,16 @@ void BlockManager::ExtendMatch(Sequence& sequence) {
   path.reserve(static_cast<std::size_t>(reusable / config_.block_size));
   generations.reserve(static_cast<std::size_t>(reusable / config_.block_size));
   sequence.match_partial = {};
+  std::int32_t parent = path.empty() ? sequence.root : index_.node(path.back());
   while (true) {
     const auto next = NextTokens(sequence.ids, path.size(), reusable);
     if (next.empty()) break;
-    const NearestChild nearest =
-        index_.Nearest(path.empty() ? sequence.root : index_.node(path.back()), next);
+    const NearestChild nearest = index_.Nearest(parent, next);
     if (nearest.tokens < config_.block_size) {
       if (config_.token_reuse) sequence.match_partial = nearest;
       break;
     }
+    parent = nearest.node;
     path.push_back(nearest.block);
     generations.push_back(pool_.generation(nearest.block));
   }

@@ -122,8 +122,11 @@ class BlockManager {
   // the last batch that must have passed before a block is written or a place is read.
   //
   // Up (transfers). Fetch and Resume decide on a Transfer; the caller starts its copies, behind its
-  // fence and the last step that ended, and says TransferStarted(), or UndoTransfer(), which undoes
-  // it exactly. Nothing else may be called in between.
+  // fence and the last step that ended, and says TransferStarted(), or, where that fails,
+  // UndoTransfer(). Nothing else may be called in between.
+  //
+  // A start that fails may have run some of the copies. So what is undone is undone exactly, but
+  // that blocks, or places, that the copies were to overwrite are not cached any more.
   //
   // A fault of a step (Quarantine) must be known before what it wrote is accepted: the caller looks
   // for those of the steps that have passed before it says Accept.
@@ -232,7 +235,7 @@ class BlockManager {
   void EndStep(PlannedStep& step, bool discarded);
   void IndexFullBlocks(Sequence& sequence);
   void IndexTail(const Sequence& sequence);
-  void Index(std::int32_t parent, std::span<const TokenId> tokens, BlockId block);
+  NodeId Index(std::int32_t parent, std::span<const TokenId> tokens, BlockId block);
   void ShrinkTable(Sequence& sequence, std::int64_t blocks, PlannedStep* only = nullptr);
   void Release(const Sequence& sequence, BlockId block);
   void ReleaseWith(PlannedStep& step, BlockId block, int sequence);
@@ -243,6 +246,10 @@ class BlockManager {
     return (tokens + config_.block_size - 1) / config_.block_size;
   }
 
+  // A cached block is idle now.
+  void AddIdle(BlockId block) {
+    idle_.Add(block, idle_.needs_parent() ? BlockAbove(block) : kNoBlock);
+  }
   // The block above a cached one; negative: there is none.
   std::int32_t BlockAbove(BlockId block) const {
     const std::int32_t parent = index_.parent(index_.node(block));

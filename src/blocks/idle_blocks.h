@@ -20,6 +20,9 @@ class IdleBlocks {
   // Makes room for block ids below `blocks`.
   void Grow(std::size_t blocks) { order_->Grow(blocks, 1); }
 
+  // Whether Add looks at the parent: to find it takes time.
+  bool needs_parent() const { return false; }
+
   // See Evictor.
   void Add(BlockId block, std::int32_t parent) { order_->Add(block, parent, 0); }
   void Remove(BlockId block) {

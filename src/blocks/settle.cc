@@ -254,9 +254,11 @@ void BlockManager::IndexFullBlocks(Sequence& sequence) {
   if (!config_.reuse || !sequence.indexable) return;
   const std::int64_t full = std::min(sequence.settled, sequence.known()) / config_.block_size;
   const std::span<const TokenId> ids = sequence.ids;
+  const auto first = static_cast<std::size_t>(sequence.indexed);
+  if (sequence.indexed >= full) return;
+  std::int32_t parent = first == 0 ? sequence.root : index_.node(sequence.table[first - 1]);
   for (; sequence.indexed < full; ++sequence.indexed) {
     const auto n = static_cast<std::size_t>(sequence.indexed);
-    const std::int32_t parent = n == 0 ? sequence.root : index_.node(sequence.table[n - 1]);
     const auto tokens =
         ids.subspan(n * config_.block_size, static_cast<std::size_t>(config_.block_size));
     const BlockId block = sequence.table[n];
@@ -267,27 +269,27 @@ void BlockManager::IndexFullBlocks(Sequence& sequence) {
         sequence.indexable = false;
         return;
       }
-      Index(parent, tokens, block);
+      parent = Index(parent, tokens, block);
       continue;
     }
+    parent = node;
     const BlockId equal = index_.block(node);
-    if (equal != block) {
-      // Whoever shares the copy, a fork, shares what follows it too, but would not hold the equal
-      // one above that. So this waits until the others have let go.
-      if (pool_.references(block) > 1) return;
-      if (pool_.state(equal) == BlockState::kIdle) idle_.Remove(equal);
-      pool_.Claim(equal);
-      pool_.NotePeak();  // a live step may still name the copy
-      sequence.table[n] = equal;
-      sequence.first_dirty = std::min(sequence.first_dirty, sequence.indexed);
-      ++merged_;
-      Release(sequence, block);
-    }
+    if (equal == block) continue;
+    // Whoever shares the copy, a fork, shares what follows it too, but would not hold the equal
+    // one above that. So this waits until the others have let go.
+    if (pool_.references(block) > 1) return;
+    if (pool_.state(equal) == BlockState::kIdle) idle_.Remove(equal);
+    pool_.Claim(equal);
+    pool_.NotePeak();  // a live step may still name the copy
+    sequence.table[n] = equal;
+    sequence.first_dirty = std::min(sequence.first_dirty, sequence.indexed);
+    ++merged_;
+    Release(sequence, block);
   }
 }
 
 // Makes a block the one that holds this text. It may be in the host tier already.
-void BlockManager::Index(std::int32_t parent, std::span<const TokenId> tokens, BlockId block) {
+NodeId BlockManager::Index(std::int32_t parent, std::span<const TokenId> tokens, BlockId block) {
   NodeId node = has_tier() ? index_.FindOnHost(parent, tokens) : kNoNode;
   if (node == kNoNode) {
     node = index_.Insert(parent, tokens, block);
@@ -296,6 +298,7 @@ void BlockManager::Index(std::int32_t parent, std::span<const TokenId> tokens, B
     index_.GiveBlock(node, block);
     host_.Move(index_.host(node), HostPool::kAlone, HostPool::kOnDevice);
   }
+  return node;
 }
 
 // only: the step that took the blocks, where no earlier one knows them
@@ -334,7 +337,7 @@ PlannedStep* BlockManager::LastLiveStep(int entry) {
 
 void BlockManager::DropReference(BlockId block) {
   const bool cached = index_.contains(block);
-  if (pool_.Unclaim(block, cached) && cached) idle_.Add(block, BlockAbove(block));
+  if (pool_.Unclaim(block, cached) && cached) AddIdle(block);
 }
 
 // Lets the last block of a sequence that ends be found by the tokens that it holds, though it is

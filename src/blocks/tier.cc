@@ -120,7 +120,9 @@ void BlockManager::WritesStarted() {
 }
 
 void BlockManager::WritesFailed() {
-  for (const TierCopy& copy : writes_) Spoil(copy.host);
+  for (const TierCopy& copy : writes_) {
+    if (host_.used(copy.host)) Spoil(copy.host);
+  }
   writes_.clear();
   clean_ = 0;
 }

@@ -81,9 +81,9 @@ void BlockManager::UndoSuspend() {
     }
   }
   chosen.clear();
-  writes_.clear();
   suspending_.sequence->places.clear();
   suspending_.sequence = nullptr;
+  if (!writes_.empty()) WritesFailed();
 }
 
 TransferId BlockManager::FinishSuspend() {

@@ -124,6 +124,13 @@ void BlockManager::UndoTransfer(TransferId id) {
       if (item->host != kNoHost) host_.UndoHold(item->host, HostPool::kAlone, item->previous);
     }
   }
+  // What was in these blocks may be overwritten.
+  for (const BlockId victim : transfer.victims) {
+    idle_.Remove(victim);
+    Evict(victim);
+    pool_.FreeIdle(victim);
+  }
+  evicted_ += std::ssize(transfer.victims);
   next_transfer_ = static_cast<std::uint64_t>(id);
   transfers_.pop_back();
 }
