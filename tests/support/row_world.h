@@ -135,6 +135,7 @@ class RowWorld {
   };
 
   Result<TransferId> Start(SequenceId id, const Result<TransferId>& started, bool up);
+  Result<DeviceBuffer> InputMemory(std::size_t bytes);
   static double Element(const WorldRow& row, int layer, int head, bool key, int i);
   void MakeLatentTables();
   Status AppendLayer(int layer, const float* k, const float* v, Stream stream);
