@@ -133,7 +133,7 @@ TEST_CASE("A prompt that is in host memory alone is fetched and not computed aga
 }
 
 TEST_CASE("A fetch stops neither what runs nor who comes behind it") {
-  TierWorld world(16, 32, Preempt::kRecompute, /*seconds=*/10);
+  TierWorld world(16, 64, Preempt::kRecompute, /*seconds=*/10);
   world.Add(MakeRequest(0, 20, 2, 100));
   world.Run();
   for (TokenId other = 1; other <= 3; ++other) {  // evicts it
