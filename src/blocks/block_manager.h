@@ -179,6 +179,7 @@ class BlockManager {
   Status CheckIdle() const;  // kNotReady while a plan is not prepared
   Result<Sequence*> FindSound(SequenceId id);
   Result<Sequence*> FindUsable(SequenceId id);  // also neither suspended nor in transit
+  Status CheckHere(const Sequence& sequence) const;
   std::int64_t ReusableTokens(std::int64_t prompt_length) const;
   std::span<const TokenId> NextTokens(std::span<const TokenId> ids, std::size_t blocks,
                                       std::int64_t reusable) const;
@@ -294,6 +295,7 @@ class BlockManager {
   void AddPlace(HostId host, Transfer& transfer);
   Result<TransferId> OpenTransfer();
   void Depart(Transfer& transfer);
+  TransferId TransferOf(const Sequence& sequence) const;
   void Land(Transfer& transfer, bool failed);
   void Attach(Transfer::Item& item);
   void LetGo(Transfer& transfer);

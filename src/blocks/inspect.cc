@@ -70,9 +70,7 @@ std::string BlockManager::Snapshot() const {
         << s.planned << " reach " << s.reach << " indexed " << s.indexed << " live " << s.live_steps
         << " table";
     for (const BlockId b : s.table) out << ' ' << b;
-    if (s.transit != TransferId::kNone) {
-      out << " transit " << static_cast<std::uint64_t>(s.transit);
-    }
+    if (s.in_transit) out << " transit " << static_cast<std::uint64_t>(TransferOf(s));
     if (s.suspended) {
       out << " places";
       for (const HostId h : s.places) out << ' ' << h;
