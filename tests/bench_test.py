@@ -82,6 +82,19 @@ class Bench(unittest.TestCase):
         self.assertEqual(code, 2)
         self.assertIn("apart, packed", err)
 
+    def test_swap(self):
+        directions = ("down", "up", "both")
+        shapes = [f"block=4097,blocks=70,direction={direction}" for direction in directions]
+        rows = self.rows("swap", *(word for shape in shapes for word in ("--shape", shape)))
+        self.assertEqual([row["shape"] for row in rows], shapes)
+        for row, ways in zip(rows, (1, 1, 2)):
+            self.assertEqual(list(row), KEYS)
+            # What crosses the link, once; beside the same bytes in one copy.
+            self.assertAlmostEqual(row["gb_per_s"] * 1e3 * row["median_us"], ways * 70 * 4097, 3)
+            self.assertAlmostEqual(row["fraction"], row["gb_per_s"] / row["ceiling"])
+        row, = self.rows("swap", "--shape", "block=134217728")
+        self.assertIn("blocks=2,direction=down", row["shape"])
+
     def test_cold_sets_rotate(self):
         row, = self.rows("append", "--cold", "--shape", "T=1024")
         self.assertFalse(row["hot"])
@@ -101,6 +114,21 @@ class Bench(unittest.TestCase):
             self.assertLessEqual(0, row["median_us"])
             self.assertLessEqual(row["median_us"], row["p99_us"])
         for wrong in (("manager", "append"), ("manager", "--hot"), ("manager", "--shape", "T=1")):
+            self.assertEqual(bench(*wrong)[0], 2)
+
+    def test_tier(self):
+        rows = self.rows("tier", "--shape", "layers=2,kv_heads=1,dim=8,blocks=9,sequences=3,tokens=20")
+        # On the CPU copies run at once, so nothing runs beside them.
+        self.assertEqual([row["op"] for row in rows],
+                         ["tier-suspend", "tier-resume", "tier-both", "tier-prepare", "tier-append"])
+        for row in rows:
+            self.assertEqual(list(row), ["op", "shape", "backend", "median_us", "p99_us", "gb_per_s",
+                                         "ceiling", "fraction", "times_alone"])
+            self.assertLessEqual(row["median_us"], row["p99_us"])
+        moved = 9 * 16 * 2 * 2 * 8 * 2  # blocks, tokens, layers, K and V, elements, bytes
+        self.assertAlmostEqual(rows[0]["gb_per_s"] * 1e3 * rows[0]["median_us"], moved, 3)
+        self.assertAlmostEqual(rows[2]["gb_per_s"] * 1e3 * rows[2]["median_us"], 2 * moved, 3)
+        for wrong in (("tier", "swap"), ("tier", "--cold"), ("tier", "--shape", "T=1")):
             self.assertEqual(bench(*wrong)[0], 2)
 
     def test_in_is_dtype_by_default(self):
@@ -141,7 +169,7 @@ class Bench(unittest.TestCase):
             self.assertIn("--json", err)
 
     def test_bad_usage(self):
-        for arguments in (["dance"], [], ["swap"], ["append", "--shape", "T=0"],
+        for arguments in (["dance"], [], ["swap", "--shape", "direction=left"], ["append", "--shape", "T=0"],
                           ["append", "--shape", "T=1,T=2"], ["append", "--shape", "W=2"],
                           ["append", "--shape", "k_dim=7"], ["append", "--shape", "dtype=fp12"],
                           ["append", "--cold", "--shape", "T=1"], ["append", "--hot", "--cold"],

@@ -50,7 +50,13 @@ TEST_CASE("Random calls that run out of memory at each place change nothing", "[
       for (const int steps : {1, 3}) {
         for (const Reuse reuse : {Reuse::kBlock, Reuse::kToken}) {
           INFO("block size " << block_size << ", " << steps << " steps in flight, seed " << ++seed);
-          testing::RandomCalls calls({block_size, 100, steps, reuse, 2, 40}, seed);
+          HostTier host;
+          if (run % 2 == 1) {
+            host.num_blocks = 60;
+            host.clean_blocks = 9;
+          }
+          host.write = static_cast<WritePolicy>(run / 2 % 3);
+          testing::RandomCalls calls({block_size, 100, steps, reuse, host, 2, 40}, seed);
           calls.SetAttempts([&](const std::function<Status()>& call, const KVCache& cache) {
             return Insist(call, cache, sums);
           });

@@ -10,8 +10,26 @@
 namespace lariat {
 namespace {
 
+using testing::Setting;
+
+// Short runs too: a fresh cache meets other cases than a full one.
+constexpr std::int64_t kCallsPerRun = 500;
+
+void Run(const std::vector<Setting>& settings, std::int64_t calls_in_all) {
+  const std::int64_t runs = (calls_in_all + kCallsPerRun - 1) / kCallsPerRun;
+  for (std::int64_t run = 0; run < runs; ++run) {
+    const Setting& setting = settings[static_cast<std::size_t>(run) % settings.size()];
+    INFO("run " << run << ": block size " << setting.block_size << ", " << setting.blocks
+                << " blocks, " << setting.host.num_blocks << " in host memory, policy "
+                << static_cast<int>(setting.host.write) << ", " << setting.steps_in_flight
+                << " steps in flight");
+    testing::RandomCalls calls(setting, static_cast<unsigned>(run) + 1);
+    for (std::int64_t i = 0; i < kCallsPerRun; ++i) calls.One();
+    calls.Drain();
+  }
+}
+
 TEST_CASE("Random calls answer as the model does", "[cache]") {
-  using testing::Setting;
   std::vector<Setting> settings;
   for (const std::int64_t block_size : {1, 4, 16, 64}) {
     for (const int steps : {1, 2, 3}) {
@@ -22,17 +40,29 @@ TEST_CASE("Random calls answer as the model does", "[cache]") {
     }
     settings.push_back({block_size, 20, 2, Reuse::kNone});
   }
-  // Short runs too: a fresh cache meets other cases than a full one.
-  constexpr std::int64_t kCallsPerRun = 500;
-  const std::int64_t runs = (LARIAT_RANDOM_OPERATIONS + kCallsPerRun - 1) / kCallsPerRun;
-  for (std::int64_t run = 0; run < runs; ++run) {
-    const Setting& setting = settings[static_cast<std::size_t>(run) % settings.size()];
-    INFO("run " << run << ": block size " << setting.block_size << ", " << setting.blocks
-                << " blocks, " << setting.steps_in_flight << " steps in flight");
-    testing::RandomCalls calls(setting, static_cast<unsigned>(run) + 1);
-    for (std::int64_t i = 0; i < kCallsPerRun; ++i) calls.One();
-    calls.Drain();
+  Run(settings, LARIAT_RANDOM_OPERATIONS);
+}
+
+TEST_CASE("Random calls answer as the model does with a host tier", "[cache]") {
+  std::vector<Setting> settings;
+  for (const std::int64_t block_size : {1, 4, 16, 64}) {
+    for (const std::int64_t blocks : {5, 11, 40}) {
+      for (const std::int64_t places : {3, 12, 80}) {
+        for (const WritePolicy write :
+             {WritePolicy::kBack, WritePolicy::kThrough, WritePolicy::kAfterHits}) {
+          HostTier host{.num_blocks = places, .write = write};
+          host.write_after_hits = places == 12 ? 2 : 1;
+          host.clean_blocks = std::min(places, blocks / 3 + 1);
+          const int steps = 1 + static_cast<int>(settings.size() % 3);
+          const Reuse reuse = settings.size() % 2 == 0 ? Reuse::kBlock : Reuse::kToken;
+          settings.push_back({block_size, blocks, steps, reuse, host});
+        }
+      }
+    }
+    HostTier host{.num_blocks = 20, .clean_blocks = 5};
+    settings.push_back({block_size, 20, 2, Reuse::kNone, host});
   }
+  Run(settings, LARIAT_RANDOM_OPERATIONS);
 }
 
 }  // namespace

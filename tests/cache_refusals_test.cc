@@ -183,9 +183,9 @@ TEST_CASE("Calls that are not built answer so and change nothing", "[cache]") {
   const std::string before = c->Snapshot();
   CHECK(c->Release().code() == Code::kUnsupported);
   CHECK(c->Reacquire().code() == Code::kUnsupported);
-  CHECK(c->Fetch(id).code() == Code::kUnsupported);
-  CHECK(c->Suspend(id).code() == Code::kUnsupported);
-  CHECK(c->Resume(id).code() == Code::kUnsupported);
+  CHECK(c->Fetch(id).status().code() == Code::kUnsupported);
+  CHECK(c->Suspend(id).status().code() == Code::kUnsupported);
+  CHECK(c->Resume(id).status().code() == Code::kUnsupported);
   float row[2];
   CHECK(c->ReadRows(id, 0, 0, 1, row, row).code() == Code::kUnsupported);  // null backend
   CHECK(c->Snapshot() == before);

@@ -269,4 +269,33 @@ TEST_CASE("device: a stream on CUDA really waits, and a query does not block") {
   device->DestroyStream(*fast);
 }
 
+TEST_CASE("device: many ranges in one copy, and null ones are refused") {
+  for (Device& device : testing::AvailableDevices()) {
+    const Stream stream = *device.CreateStream();
+    const std::vector<std::uint8_t> from = Ramp(100 * 300);
+    std::vector<std::uint8_t> to(from.size());
+    const DeviceBuffer middle = *device.Allocate(MemoryKind::kDevice, from.size());
+    std::vector<BlockCopy> down, up;
+    for (std::size_t i = 0; i < 300; ++i) {
+      std::byte* const at = static_cast<std::byte*>(middle.data()) + (299 - i) * 100;
+      up.push_back({at, from.data() + i * 100, 100});
+      down.push_back({to.data() + i * 100, at, 100});
+    }
+    up.push_back({nullptr, nullptr, 0});
+    REQUIRE(device.Copy(up, stream).ok());
+    REQUIRE(device.Copy(down, stream).ok());
+    REQUIRE(device.Copy({}, stream).ok());
+    REQUIRE(device.Synchronize(stream).ok());
+    CHECK(to == from);
+    up[3].src = nullptr;
+    Status status = device.Copy(up, stream);
+    CHECK(status.code() == Code::kInvalidArgument);
+    CHECK(status.message().rfind("copies[3].src = null", 0) == 0);
+    down[0].dst = nullptr;
+    status = device.Copy(down, stream);
+    CHECK(status.message().rfind("copies[0].dst = null", 0) == 0);
+    device.DestroyStream(stream);
+  }
+}
+
 }  // namespace lariat

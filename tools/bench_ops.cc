@@ -4,9 +4,6 @@
 namespace lariat::tools {
 namespace {
 
-// Named on the command line by the design, and not built.
-const std::vector<std::string> kUnbuilt = {"swap"};
-
 // DeepSeek-V3's latent and up-projections.
 const std::string kDeepSeek =
     "model_dim=7168,rank=512,heads=128,k_dim=128,v_dim=128,dtype=bf16,layout=out-in,up=packed,";
@@ -68,7 +65,18 @@ const std::vector<Op>& Ops() {
         {"T=64,from=hidden", true},
         {"T=1024,from=hidden", false},
         {"T=8192,from=hidden", false}}},
-      {"mla-expand", MakeMlaExpandWorkload, {{"T=1024", false}, {"T=8192", false}}}};
+      {"mla-expand", MakeMlaExpandWorkload, {{"T=1024", false}, {"T=8192", false}}},
+      {"swap",
+       MakeSwapWorkload,
+       {{"block=2097152,direction=down", false},
+        {"block=2097152,direction=up", false},
+        {"block=2097152,direction=both", false},
+        {"block=131072,direction=down", false},
+        {"block=131072,direction=up", false},
+        {"block=131072,direction=both", false},
+        {"block=65536,direction=down", false},
+        {"block=65536,direction=up", false},
+        {"block=65536,direction=both", false}}}};
   return ops;
 }
 
@@ -82,10 +90,7 @@ Result<const Op*> FindOp(const std::string& name) {
   for (const Op& op : Ops()) {
     if (name == op.name) return &op;
   }
-  for (const std::string& unbuilt : kUnbuilt) {
-    if (name == unbuilt) return Unsupported("bench " + name + " is not built yet");
-  }
-  return InvalidArgument("bench " + name + "; allowed: " + OpNames() + ", or manager alone");
+  return InvalidArgument("bench " + name + "; allowed: " + OpNames() + ", or manager or tier alone");
 }
 
 }  // namespace lariat::tools

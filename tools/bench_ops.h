@@ -26,7 +26,7 @@ struct Op {
 const std::vector<Op>& Ops();
 // Their names and "all", for messages.
 std::string OpNames();
-// Errors: kUnsupported (named by the design, not built), kInvalidArgument.
+// Errors: kInvalidArgument.
 Result<const Op*> FindOp(const std::string& name);
 
 }  // namespace lariat::tools

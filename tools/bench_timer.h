@@ -25,7 +25,11 @@ class Timer {
 
 // Calls one after another on the host's clock.
 std::unique_ptr<Timer> MakeCpuTimer();
-// Replays of a CUDA graph of launches, on the device's clock. Null in a build without CUDA.
+// Replays of a CUDA graph of launches, or calls where those cannot be captured, on the device's
+// clock. Null in a build without CUDA.
 std::unique_ptr<Timer> MakeCudaTimer(Device& device);
+inline std::unique_ptr<Timer> MakeTimer(Device& device) {
+  return device.kind() == BackendKind::kCuda ? MakeCudaTimer(device) : MakeCpuTimer();
+}
 
 }  // namespace lariat::tools

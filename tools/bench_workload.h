@@ -54,6 +54,12 @@ class Workload {
   // best of the algorithms that the machine's library proposes.
   virtual std::vector<Product> products() const { return {}; }
 
+  // Whether the launches may be captured in a CUDA graph. Those that may not are timed as calls.
+  virtual bool capturable() const { return true; }
+  // A workload on the same buffers, to be launched in its stead, whose bytes per second are the
+  // ceiling; null: that is the copy of memory. To be called once prepared; does not outlive it.
+  virtual std::unique_ptr<Workload> MakeCeiling() { return nullptr; }
+
   // Makes the buffers and fills them with random data.
   // Errors: kInvalidArgument (too small to be cold), kResourceExhausted, kDeviceError.
   virtual Status Prepare(Device& device, Stream stream) = 0;
@@ -85,5 +91,6 @@ std::unique_ptr<Workload> MakeRopeUpdateWorkload(bool hot);
 std::unique_ptr<Workload> MakeMlaCompressWorkload(bool hot);
 std::unique_ptr<Workload> MakeMlaAppendWorkload(bool hot);
 std::unique_ptr<Workload> MakeMlaExpandWorkload(bool hot);
+std::unique_ptr<Workload> MakeSwapWorkload(bool hot);
 
 }  // namespace lariat::tools

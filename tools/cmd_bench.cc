@@ -10,120 +10,22 @@
 #include <memory>
 #include <new>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bench_manager.h"
 #include "bench_ops.h"
-#include "bench_product.h"
+#include "bench_rows.h"
+#include "bench_tier.h"
 #include "bench_timer.h"
-#include "bench_workload.h"
 #include "commands.h"
 #include "option_checks.h"
 
 namespace lariat::tools {
 namespace {
 
-struct BenchOptions {
-  std::vector<std::string> ops;
-  std::vector<std::string> shapes;
-  bool hot = false;
-  bool cold = false;
-  std::string backend = "auto";
-  std::string json;
-};
-
-// One line of the result.
-struct BenchRow {
-  MakeWorkload make = nullptr;
-  std::string text;   // as given: what differs from the defaults
-  std::string shape;  // every key
-  bool hot = false;
-  std::unique_ptr<Workload> workload;
-  bool prepared = false;
-  Status status;
-  double median_s = 0;
-  std::optional<ProductClock> clock;  // of its products; none: it has none
-  std::vector<double> product_samples;
-  double products_s = 0;  // their median; 0: it has none
-};
-
 constexpr int kSamples = 11;
-// What a default row on the CPU may compute in one launch: more takes seconds, and the row minutes.
-constexpr std::int64_t kCpuFlops = 10'000'000'000;
-
-Result<std::vector<const Op*>> SelectOps(const BenchOptions& options) {
-  std::vector<const Op*> selected;
-  for (const std::string& name : options.ops) {
-    if (name == "all") {
-      for (const Op& op : Ops()) selected.push_back(&op);
-      continue;
-    }
-    const Result<const Op*> op = FindOp(name);
-    if (!op.ok()) return op.status();
-    selected.push_back(*op);
-  }
-  return selected;
-}
-
-// Gives the row a workload without buffers; one that it had goes.
-Status NewWorkload(BenchRow& row) {
-  row.workload = row.make(row.hot);
-  return row.workload->Configure(row.text);
-}
-
-Status AddRow(const Op& op, const std::string& shape, bool hot, std::vector<BenchRow>& rows) {
-  BenchRow row;
-  row.make = op.make;
-  row.text = shape;
-  row.hot = hot;
-  Status status = NewWorkload(row);
-  if (!status.ok()) return status;
-  row.shape = row.workload->shape();
-  if (row.workload->sets() <= Workload::kMaxSets) {
-    rows.push_back(std::move(row));
-    return Status::Ok();
-  }
-  return InvalidArgument(std::string(op.name) + " " + row.shape +
-                         " is too small to be cold: its data stay in every cache");
-}
-
-// --hot and --cold change every default row; a shape that was asked for is hot unless it is said.
-Result<std::vector<BenchRow>> SelectRows(const BenchOptions& options) {
-  const Result<std::vector<const Op*>> ops = SelectOps(options);
-  if (!ops.ok()) return ops.status();
-  if (!options.shapes.empty() && ops->size() != 1) {
-    return InvalidArgument("--shape needs one operation");
-  }
-  std::vector<BenchRow> rows;
-  for (const Op* op : *ops) {
-    for (const std::string& shape : options.shapes) {
-      Status status = AddRow(*op, shape, !options.cold, rows);
-      if (!status.ok())
-        return Status(status.code(), "bench " + std::string(op->name) + ": " + status.message());
-    }
-    if (!options.shapes.empty()) continue;
-    std::string last;
-    for (const DefaultRow& row : op->rows) {
-      const bool forced = options.hot || options.cold;
-      if (forced && last == row.shape) continue;  // differed in being hot alone
-      last = row.shape;
-      const Status status = AddRow(*op, row.shape, forced ? options.hot : row.hot, rows);
-      if (!status.ok()) spdlog::warn("left out: {}", status.message());
-    }
-  }
-  return rows;
-}
-
-// Default rows that are made for a GPU; --shape runs them anyhow.
-void LeaveOutLong(std::vector<BenchRow>& rows) {
-  std::erase_if(rows, [](const BenchRow& row) {
-    if (row.workload->flops() <= kCpuFlops) return false;
-    spdlog::warn("left out on the cpu, --shape runs it: {} {}", row.workload->op(), row.shape);
-    return true;
-  });
-}
 
 double Median(std::vector<double>& samples) {
   const auto middle = samples.begin() + std::ssize(samples) / 2;
@@ -158,7 +60,7 @@ class Bench : public benchmark::BenchmarkReporter {
   // In GB/s where bytes are moved, in TFLOP/s where there are products.
   double Ceiling(const BenchRow& row) const;
   double Fraction(const BenchRow& row) const {
-    return row.products_s > 0 ? row.products_s / row.median_s : GbPerS(row) / ceiling_;
+    return row.products_s > 0 ? row.products_s / row.median_s : GbPerS(row) / Ceiling(row);
   }
   double GbPerS(const BenchRow& row) const {
     return static_cast<double>(row.workload->bytes()) / row.median_s / 1e9;
@@ -216,6 +118,11 @@ Status Bench::Prepare(BenchRow& row) {
       row.clock = *std::move(clock);
     }
     if (status.ok()) status = timer_->Begin(*row.workload, stream_);
+    if (status.ok()) row.ceiling = row.workload->MakeCeiling();
+    if (row.ceiling != nullptr) {
+      row.ceiling_timer = MakeTimer(device_);
+      status = row.ceiling_timer->Begin(*row.ceiling, stream_);
+    }
     return status;
   } catch (const std::bad_alloc&) {  // of the data on the host
     return row.workload->NoRoom();
@@ -223,6 +130,7 @@ Status Bench::Prepare(BenchRow& row) {
 }
 
 double Bench::Ceiling(const BenchRow& row) const {
+  if (row.ceiling_s > 0) return static_cast<double>(row.workload->bytes()) / row.ceiling_s / 1e9;
   if (row.products_s == 0) return ceiling_;
   double flops = 0;
   for (const Product& p : row.workload->products()) {
@@ -238,6 +146,11 @@ void Bench::Sample(BenchRow& row, benchmark::State& state) {
     const Result<double> products = row.clock->Sample();
     if (products.ok()) row.product_samples.push_back(*products);
     row.status = products.status();
+  }
+  if (row.status.ok() && row.ceiling_timer) {
+    const Result<double> ceiling = row.ceiling_timer->Sample();
+    if (ceiling.ok()) row.ceiling_samples.push_back(*ceiling);
+    row.status = ceiling.status();
   }
   Result<double> sample = row.status.ok() ? timer_->Sample() : Result<double>(row.status);
   if (!sample.ok()) {
@@ -255,13 +168,13 @@ void Bench::ReportRuns(const std::vector<Run>& runs) {
     if (run.run_type == Run::RT_Aggregate && run.aggregate_name == "median" && row.status.ok()) {
       row.median_s = run.GetAdjustedRealTime() / 1e9;
       if (!row.product_samples.empty()) row.products_s = Median(row.product_samples);
+      if (!row.ceiling_samples.empty()) row.ceiling_s = Median(row.ceiling_samples);
       if (table_) PrintRow(row);
     }
   }
   if (runs.empty()) return;
   BenchRow& row = rows_[std::stoul(runs.front().run_name.function_name)];
   timer_->End();
-  row.clock.reset();
   const Status emptied = NewWorkload(row);
   if (row.status.ok()) row.status = emptied;
 }
@@ -339,13 +252,67 @@ int RunManager(const BenchOptions& options) {
   return written.ok() ? kExitOk : Fail(written);
 }
 
+// A whole cache with a host tier, on the host's clock.
+int RunTier(const BenchOptions& options) {
+  if (options.hot || options.cold) {
+    return Fail(InvalidArgument("bench tier has rows of its own, without --hot and --cold"));
+  }
+  const Result<BackendKind> backend = ChooseBackend(options.backend);
+  if (!backend.ok()) return Fail(backend.status());
+  if (*backend == BackendKind::kNull) {
+    return Fail(InvalidArgument("bench needs a backend with memory, cpu or cuda"));
+  }
+  const Result<Device> device = Device::Create(*backend);
+  if (!device.ok()) return Fail(device.status());
+  const Result<std::vector<TierRow>> rows = RunTierBench(*device, options.shapes);
+  if (!rows.ok()) {
+    spdlog::error("bench tier: {}", rows.status().message());
+    return rows.status().code() == Code::kCorruptData ? kExitCheckFailed : kExitBadUsage;
+  }
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  const bool table = options.json != "-";
+  if (table) {
+    fmt::print("backend {} ({})\n{:<20} {:>12} {:>10} {:>8} {:>9} {:>8}\n",
+               BackendName(device->kind()), device->name(), "op", "median us", "p99 us", "GB/s",
+               "ceiling", "x alone");
+  }
+  const auto text = [](double value, const char* unit) {
+    return value > 0 ? fmt::format("{:.2f}{}", value, unit) : std::string();
+  };
+  const auto number = [](double value) {
+    return value > 0 ? nlohmann::ordered_json(value) : nlohmann::ordered_json();
+  };
+  for (const TierRow& row : *rows) {
+    const double fraction = row.ceiling > 0 ? row.gb_per_s / row.ceiling : 0;
+    if (table) {
+      fmt::print("{:<20} {:>12.2f} {:>10.2f} {:>8} {:>9} {:>8}  {}\n", row.op, row.median_s * 1e6,
+                 row.p99_s * 1e6, text(row.gb_per_s, ""), text(100 * fraction, " %"),
+                 text(row.alone, ""), row.shape);
+    }
+    list.push_back({{"op", row.op},
+                    {"shape", row.shape},
+                    {"backend", BackendName(device->kind())},
+                    {"median_us", row.median_s * 1e6},
+                    {"p99_us", row.p99_s * 1e6},
+                    {"gb_per_s", number(row.gb_per_s)},
+                    {"ceiling", number(row.ceiling)},
+                    {"fraction", number(fraction)},
+                    {"times_alone", number(row.alone)}});
+  }
+  if (options.json.empty()) return kExitOk;
+  const Status written = WriteText(options.json, list.dump(2) + "\n");
+  return written.ok() ? kExitOk : Fail(written);
+}
+
 int RunBench(const BenchOptions& options) {
   const Status output = CheckOutput("--json", options.json);
   if (!output.ok()) return Fail(output);
   const auto& ops = options.ops;
-  if (std::find(ops.begin(), ops.end(), "manager") != ops.end()) {
-    if (ops.size() == 1) return RunManager(options);
-    return Fail(InvalidArgument("bench manager is run alone: it times the host, not a device"));
+  for (const auto& [name, run] : {std::pair{"manager", &RunManager}, std::pair{"tier", &RunTier}}) {
+    if (std::find(ops.begin(), ops.end(), name) == ops.end()) continue;
+    if (ops.size() == 1) return run(options);
+    return Fail(InvalidArgument(std::string("bench ") + name +
+                                " is run alone: it times the host, not a device"));
   }
   const Result<BackendKind> backend = ChooseBackend(options.backend);
   if (!backend.ok()) return Fail(backend.status());
@@ -357,10 +324,7 @@ int RunBench(const BenchOptions& options) {
   Result<Device> device = Device::Create(*backend);
   if (!device.ok()) return Fail(device.status());
   if (device->kind() == BackendKind::kCpu && options.shapes.empty()) LeaveOutLong(*rows);
-  std::unique_ptr<Timer> timer =
-      device->kind() == BackendKind::kCuda ? MakeCudaTimer(*device) : MakeCpuTimer();
-
-  Bench bench(*device, std::move(timer), *std::move(rows), options.json != "-");
+  Bench bench(*device, MakeTimer(*device), *std::move(rows), options.json != "-");
   const Status run = bench.RunAll();
   if (!run.ok()) return Fail(run);
   if (!options.json.empty() && bench.has_results()) {
@@ -376,7 +340,7 @@ void AddBench(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<BenchOptions>();
   CLI::App* const command =
       app.add_subcommand("bench", "What the operations cost, beside this machine's ceiling");
-  command->add_option("op", options->ops, OpNames() + "; or manager, alone")->required();
+  command->add_option("op", options->ops, OpNames() + "; or manager or tier, alone")->required();
   command
       ->add_option("--shape", options->shapes,
                    "KEY=VALUE,... over the operation's defaults; may be repeated")

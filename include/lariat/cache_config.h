@@ -57,6 +57,27 @@ enum class Order : std::uint8_t { kNHD, kHND };
 // hits, but for items that give positions: those count from the row behind the hit that Match told.
 enum class Reuse : std::uint8_t { kNone, kBlock, kToken };
 
+// When the copy of a block in host memory is made.
+//   kBack: before the block is evicted: the next victims are kept copied (HostTier::clean_blocks)
+//   kThrough: as soon as the block is cached
+//   kAfterHits: once so many prefix hits have claimed it (HostTier::write_after_hits)
+// Suspend copies what has no copy yet, whatever the policy.
+enum class WritePolicy : std::uint8_t { kBack, kThrough, kAfterHits };
+
+// A second tier: blocks that are evicted from the device stay cached in pinned host memory if they
+// have a copy there, until Fetch brings them back. A block without a copy is forgotten when it is
+// evicted: no step ever waits for the host tier.
+// A policy's copies take free places of the tier, or that of the least recently evicted block.
+struct HostTier {
+  std::int64_t num_blocks = 0;  // blocks of every layer
+  std::int64_t bytes = 0;       // as many whole blocks as fit. Not both; neither: no host tier
+  WritePolicy write = WritePolicy::kBack;
+  int write_after_hits = 2;  // kAfterHits: >= 1
+  // kBack: how many of the next victims have a copy; 0: an eighth of the device's blocks, or of the
+  // tier's if that is less. >= 0; more than the tier has blocks is taken as that.
+  std::int64_t clean_blocks = 0;
+};
+
 struct CacheConfig {
   // --- what is stored ---
   std::vector<LayerSpec> layers;
@@ -70,6 +91,7 @@ struct CacheConfig {
   BackendKind backend = BackendKind::kAuto;
   int device_ordinal = 0;
   MemoryConfig memory;
+  HostTier host;        // kUnsupported with unlimited memory, and with Layout::kLayerMajor
   int block_size = 16;  // tokens per block, >= 1; readers of MLA's rows want 64
   Layout layout = Layout::kBlockMajor;
   Order order = Order::kNHD;
@@ -91,7 +113,9 @@ struct MemoryFootprint {
   std::int64_t pool_bytes = 0;
   std::int64_t rope_table_bytes = 0;
   std::int64_t step_array_bytes = 0;   // device arrays of StepView and what feeds them
-  std::int64_t pinned_host_bytes = 0;  // staging ring and fault records
+  std::int64_t pinned_host_bytes = 0;  // staging ring, fault records and the host tier
+  std::int64_t num_host_blocks = 0;
+  std::int64_t host_tier_bytes = 0;  // of pinned_host_bytes
 };
 
 enum class Feature : std::uint8_t { kTransfers, kReleaseReacquire, kTokenReuse, kCheckSlots };

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "lariat/status.h"
@@ -10,6 +12,13 @@ namespace lariat {
 
 class Backend;  // the internal interface (src/backend/backend.h)
 class DeviceBuffer;
+
+// One range of a copy of many.
+struct BlockCopy {
+  void* dst = nullptr;
+  const void* src = nullptr;
+  std::size_t bytes = 0;
+};
 
 // A device: memory, streams, events and copies, on CUDA, on the CPU, or on nothing at all (null:
 // addresses without memory, every call succeeds at once).
@@ -23,6 +32,12 @@ class Device {
   // Errors: kUnsupported (CUDA not built in, or a device older than sm_80), kInvalidArgument (no
   //   such ordinal), kDeviceError.
   static Result<Device> Create(BackendKind kind, int ordinal = 0);
+  // A cpu or null device whose copies on streams of its own CreateStream are late: each completes
+  // only when something waits for it (Query passes an event by the third time it is asked), in an
+  // order drawn by the seed, and what it writes is poisoned with 0xFF bytes till then. All else
+  // runs at once. For tests and simulations of a cache with a host tier, whose copies are such.
+  // Errors: kUnsupported (kCuda is late of itself), as Create's; kAuto is the CPU.
+  static Result<Device> CreateDeferred(BackendKind kind, std::uint64_t seed);
   explicit Device(std::shared_ptr<Backend> backend);
 
   BackendKind kind() const;
@@ -50,6 +65,9 @@ class Device {
   // must live until the stream has passed the call. bytes 0 is a no-op.
   Status CopyToDevice(void* dst, const void* src, std::size_t bytes, Stream stream);
   Status CopyToHost(void* dst, const void* src, std::size_t bytes, Stream stream);
+  // Many copies between any memory of device and host, in any order: as few calls of the driver as
+  // it has one for (none under a graph capture). Ranges do not overlap one another.
+  Status Copy(std::span<const BlockCopy> copies, Stream stream);
   Status Fill(void* dst, std::uint8_t value, std::size_t bytes, Stream stream);
 
   Backend& backend() const { return *backend_; }

@@ -34,6 +34,8 @@ struct PrefixMatch {
   std::int64_t tokens = 0;       // a first Plan would find this many cached on the device
   std::int64_t blocks = 0;       // whole blocks of them; what is beyond would be copied (kToken)
   std::int64_t idle_blocks = 0;  // of those blocks, the ones that nobody holds now
+  // Tokens that would be found after a Fetch was accepted: blocks in host memory count too.
+  std::int64_t host_tokens = 0;  // >= tokens
 };
 
 struct Extent {
@@ -106,10 +108,17 @@ struct StepFault {
   std::int64_t value = 0;  // the slot or position
 };
 
+// A transfer whose copies are done.
+struct TransferReport {
+  TransferId id = TransferId::kNone;
+  bool failed = false;
+};
+
 struct PollReport {
   int live_steps = 0;      // prepared, neither committed nor discarded
   int pending_events = 0;  // ended steps whose device work has not passed yet
   std::vector<StepFault> faults;
+  std::vector<TransferReport> finished_transfers;  // each once, in the order of their start
 };
 
 struct BlockHash;  // lariat/block_hash.h
@@ -183,18 +192,25 @@ struct Stats {
   std::int64_t free_blocks = 0;
   std::int64_t idle_blocks = 0;  // cached, held by nobody
   std::int64_t held_blocks = 0;
-  std::int64_t reserved_blocks = 0;  // taken by live steps, not committed yet
-  std::int64_t in_transit_blocks = 0;
-  std::int64_t peak_used_blocks = 0;  // most held + reserved at once
-  std::int64_t indexed_blocks = 0;
-  std::int64_t pinned_blocks = 0;   // held by Pin, by others too or not
-  std::int64_t evicted_blocks = 0;  // indexed blocks erased to make room
-  std::int64_t merged_blocks = 0;   // full blocks found equal to an indexed one at Commit
-  std::int64_t copied_blocks = 0;   // copy-on-write
-  std::int64_t hit_tokens = 0;      // claimed by first Plans that were prepared
+  std::int64_t reserved_blocks = 0;    // taken by live steps, not committed yet
+  std::int64_t in_transit_blocks = 0;  // taken by a Fetch or Resume that is not accepted yet
+  std::int64_t peak_used_blocks = 0;   // most held + reserved + in transit at once
+  std::int64_t indexed_blocks = 0;     // cached on the device
+  std::int64_t pinned_blocks = 0;      // held by Pin, by others too or not
+  std::int64_t evicted_blocks = 0;     // indexed blocks erased to make room
+  std::int64_t merged_blocks = 0;      // full blocks found equal to an indexed one at Commit
+  std::int64_t copied_blocks = 0;      // copy-on-write
+  std::int64_t hit_tokens = 0;         // claimed by first Plans that were prepared
   std::int64_t tokens_committed = 0;
   std::int64_t sequences = 0;  // open
   std::int64_t live_steps = 0;
+  // The host tier.
+  std::int64_t host_blocks = 0;       // places
+  std::int64_t host_used = 0;         // that hold a block
+  std::int64_t host_held = 0;         // of those: of suspended sequences, or read by a transfer
+  std::int64_t offloaded_blocks = 0;  // copied to the host
+  std::int64_t onboarded_blocks = 0;  // copied to the device by transfers that were accepted
+  std::int64_t host_evicted = 0;      // cached blocks dropped from the host to make room
 };
 
 // Owns the key and value blocks of one model on one device (one tensor-parallel rank).
@@ -206,7 +222,7 @@ struct Stats {
 // Streams: the steps that live at once share one stream; a new stream first waits for the last
 //   step's event. Nothing here blocks the host but Create, ReadRows, the destructor, and a Plan
 //   that is max_steps_in_flight + 2 steps ahead of the device (it waits for the oldest one's
-//   staging).
+//   staging), and Accept. A Prepare or Commit never waits for a transfer on the host.
 // Determinism: the same calls in the same order give the same handles, slots, hits, evictions and
 //   errors, whatever the device does meanwhile (a device fault is the one exception, see Poll).
 // Ownership: the cache owns its pool and tables; inputs are the caller's and must live until the
@@ -293,13 +309,14 @@ class KVCache {
   // Errors: kNotReady (a later live step has rows of the same sequence), kDeviceError.
   Status Discard(Step& step, Stream stream);
 
-  // Looks at events without blocking; reports device faults of steps that have passed, each once.
-  // A fault takes the step's blocks, and all below them, out of the index; sequences that hold one
-  // answer kCorruptData to all but Close.
-  // Errors: kNotReady (a plan is not prepared yet), kDeviceError.
+  // Looks at events without blocking; reports device faults of steps that have passed, and
+  // transfers whose copies are done, each once. A transfer changes nothing until Accept. A fault
+  // takes the step's blocks, and all below them, out of the index; sequences that hold one answer
+  // kCorruptData to all but Close. Errors: kNotReady (a plan is not prepared yet), kDeviceError.
   Result<PollReport> Poll();
 
   // Ends a sequence. In a live step: the handle dies at once, its blocks return when the step ends.
+  // In transit: what is on its way returns when the transfer is accepted, and is cached then.
   Status Close(SequenceId sequence);
   // Shortens to `length` tokens; longer than the sequence is (planned rows included): no change.
   // Rows of live steps past it are dropped. Errors: kInvalidArgument (negative, unknown),
@@ -347,10 +364,38 @@ class KVCache {
   // Gives the pools back to the device and takes them again. kUnsupported for now.
   Status Release();
   Status Reacquire();
-  // Second-tier transfers. kUnsupported for now.
-  Status Fetch(SequenceId sequence);
-  Status Suspend(SequenceId sequence);
-  Status Resume(SequenceId sequence);
+  // Transfers between the device and the host tier. They run on streams of the cache's own, beside
+  // the steps. A sequence that a Fetch or Resume was started for is in transit until that transfer
+  // is accepted: till then it answers kNotReady to all but Close, GetExtent and BlockTable. The
+  // answers of all calls are the same however long the copies take.
+  // Errors of all four: kInvalidArgument (unknown sequence), kUnsupported (no host tier), kNotReady
+  //   (a plan is not prepared yet), kDeviceError.
+
+  // Brings the part of the prompt's longest match that is only in host memory to the device, where
+  // the first Plan may claim it once the transfer is accepted. The match's blocks on the device are
+  // held meanwhile. kNone: there is nothing to bring, and the sequence is not in transit.
+  // Errors: kInvalidArgument (planned already), kNotReady (in transit), kResourceExhausted (not so
+  //   many blocks are free or idle).
+  Result<TransferId> Fetch(SequenceId sequence);
+  // Moves a sequence to host memory: makes a copy of each of its blocks that has none, holds the
+  // copies, and lets go of its device blocks at once. Its full known blocks stay cached. Until
+  // Resume it has no block table and answers kNotReady to all but Close, GetExtent and BlockTable.
+  // It need not be accepted. kNone: there was nothing to copy.
+  // Errors: kInvalidArgument (not planned yet), kNotReady (in a live step, suspended already or in
+  //   transit), kResourceExhausted (not so many places in the host tier), kCorruptData.
+  Result<TransferId> Suspend(SequenceId sequence);
+  // Brings a suspended sequence back as it was; its blocks may be others. kNone: all of it is on
+  // the device still, and it may be planned at once. Errors: kInvalidArgument (not suspended),
+  // kNotReady (in transit), kResourceExhausted (not so
+  //   many blocks are free or idle), kCorruptData.
+  Result<TransferId> Resume(SequenceId sequence);
+  // Takes over what this transfer, and all that were started before it, brought. Blocks the host
+  // until their copies are done: ask Poll first. One that failed brought nothing: what its host
+  // copies held is forgotten, and a sequence that was to be resumed is corrupt (kCorruptData to all
+  // but Close). Accepting a transfer again, or a Suspend, is Ok and changes nothing.
+  //   returns: whether this transfer failed
+  // Errors: kInvalidArgument (there was no such transfer), kNotReady (a plan is not prepared yet).
+  Result<TransferReport> Accept(TransferId transfer);
 
   // Valid from Create on.
   StepView View() const;

@@ -42,6 +42,9 @@ using TokenId = std::int32_t;
 // Names an open sequence. Never reused within a cache; 0 names none.
 enum class SequenceId : std::uint64_t { kNone = 0 };
 
+// Names a copy of blocks between the tiers of a cache. They count up from 1; 0 names none.
+enum class TransferId : std::uint64_t { kNone = 0 };
+
 // A borrowed cudaStream_t; null is the default stream. The CPU and null backends run every call
 // at once and ignore it.
 struct Stream {

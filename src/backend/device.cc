@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "backend/backend.h"
+#include "backend/deferred_backend.h"
 
 namespace lariat {
 
@@ -11,6 +12,16 @@ Result<Device> Device::Create(BackendKind kind, int ordinal) {
   Result<std::shared_ptr<Backend>> backend = MakeBackend(kind, ordinal);
   if (!backend.ok()) return backend.status();
   return Device(*std::move(backend));
+}
+
+Result<Device> Device::CreateDeferred(BackendKind kind, std::uint64_t seed) {
+  if (kind == BackendKind::kCuda) {
+    return Unsupported("kind = cuda: only cpu and null have a deferred mode");
+  }
+  Result<std::shared_ptr<Backend>> backend =
+      MakeBackend(kind == BackendKind::kAuto ? BackendKind::kCpu : kind, 0);
+  if (!backend.ok()) return backend.status();
+  return Device(MakeDeferredBackend(*std::move(backend), seed));
 }
 
 Device::Device(std::shared_ptr<Backend> backend) : backend_(std::move(backend)) {}
@@ -53,6 +64,17 @@ Status Device::CopyToDevice(void* dst, const void* src, std::size_t bytes, Strea
 
 Status Device::CopyToHost(void* dst, const void* src, std::size_t bytes, Stream stream) {
   return CopyOne(*backend_, dst, src, bytes, stream);
+}
+
+Status Device::Copy(std::span<const BlockCopy> copies, Stream stream) {
+  for (std::size_t i = 0; i < copies.size(); ++i) {
+    const BlockCopy& copy = copies[i];
+    if (copy.bytes == 0 || (copy.dst != nullptr && copy.src != nullptr)) continue;
+    return InvalidArgument("copies[" + std::to_string(i) + "]." +
+                           (copy.dst == nullptr ? "dst" : "src") +
+                           " = null: must point to memory");
+  }
+  return copies.empty() ? Status() : backend_->Copy(copies, stream);
 }
 
 Status Device::Fill(void* dst, std::uint8_t value, std::size_t bytes, Stream stream) {

@@ -36,12 +36,6 @@ struct StepEntry {
   std::int32_t reserved = 0;
 };
 
-struct BlockCopy {
-  void* dst = nullptr;
-  const void* src = nullptr;
-  std::size_t bytes = 0;
-};
-
 // BuildStepTables: applies the table changes of an upload to the resident rows and writes the
 // arrays that appends and attention read. One launch.
 //   For entry b and i < count, with n = start + i and row = resident[resident_row]:

@@ -12,11 +12,18 @@ BlockManager::BlockManager(const ManagerConfig& config)
       pool_(config.num_blocks, config.unlimited),
       index_(config.block_size),
       sequences_(config.max_sequences, config.max_tokens_per_sequence,
-                 (config.max_tokens_per_sequence + config.block_size - 1) / config.block_size) {
+                 (config.max_tokens_per_sequence + config.block_size - 1) / config.block_size),
+      host_(config.host_blocks) {
   if (!config.unlimited) {
-    index_.Reserve(static_cast<std::size_t>(config.num_blocks));
-    lru_.Grow(static_cast<std::size_t>(config.num_blocks));
-    pins_.resize(static_cast<std::size_t>(config.num_blocks));
+    const auto blocks = static_cast<std::size_t>(config.num_blocks);
+    index_.Reserve(blocks, static_cast<std::size_t>(config.host_blocks));
+    idle_.Grow(blocks);
+    pins_.resize(blocks);
+    if (has_tier()) {
+      next_victims_.reserve(static_cast<std::size_t>(config.clean_blocks));
+      read_by_.resize(blocks);
+      writes_.reserve(blocks);
+    }
   }
   live_.reserve(static_cast<std::size_t>(config.max_steps_in_flight));
 }
@@ -27,16 +34,38 @@ Status BlockManager::CheckIdle() const {
                   " is planned but not prepared: prepare or drop it first");
 }
 
-Result<Sequence*> BlockManager::FindUsable(SequenceId id) {
+Result<Sequence*> BlockManager::FindSound(SequenceId id) {
   Sequence* sequence = sequences_.Find(id);
   if (sequence == nullptr) return InvalidArgument(NameOf(id) + " is not open");
   if (sequence->corrupt) {
-    return CorruptData(NameOf(id) + " holds a block with a device fault: close it");
+    return CorruptData(NameOf(id) +
+                       " holds a block with a device fault, or lost one that was not copied: "
+                       "close it");
   }
   return sequence;
 }
 
+Result<Sequence*> BlockManager::FindUsable(SequenceId id) {
+  Result<Sequence*> found = FindSound(id);
+  if (!found.ok() || (!(*found)->suspended && !(*found)->in_transit)) return found;
+  return CheckHere(**found);
+}
+
+// kNotReady for a sequence that is not on the device, or not all of it.
+Status BlockManager::CheckHere(const Sequence& sequence) const {
+  if (sequence.suspended) return NotReady(NameOf(sequence.id) + " is suspended: resume it first");
+  if (!sequence.in_transit) return {};
+  return NotReady(NameOf(sequence.id) + " is in transit: accept transfer " +
+                  std::to_string(static_cast<std::uint64_t>(TransferOf(sequence))) + " first");
+}
+
 Result<const Sequence*> BlockManager::Get(SequenceId id) const {
+  Result<Sequence*> found = const_cast<BlockManager*>(this)->FindSound(id);
+  if (!found.ok()) return found.status();
+  return static_cast<const Sequence*>(*found);
+}
+
+Result<const Sequence*> BlockManager::GetResident(SequenceId id) const {
   Result<Sequence*> found = const_cast<BlockManager*>(this)->FindUsable(id);
   if (!found.ok()) return found.status();
   return static_cast<const Sequence*>(*found);
@@ -73,9 +102,16 @@ PrefixMatch BlockManager::Match(std::span<const TokenId> prompt, const OpenOptio
     }
     ++match.blocks;
     if (pool_.references(nearest.block) == 0) ++match.idle_blocks;
-    parent = nearest.block;
+    parent = nearest.node;
   }
+  const std::int64_t in_tail = match.tokens;
   match.tokens += match.blocks * config_.block_size;
+  match.host_tokens = match.tokens;
+  if (has_tier()) {
+    const auto first = prompt.first(static_cast<std::size_t>(reusable));
+    match.host_tokens =
+        HostTokens(parent, first, static_cast<std::size_t>(match.blocks), in_tail, nullptr);
+  }
   return match;
 }
 
@@ -93,14 +129,16 @@ void BlockManager::ExtendMatch(Sequence& sequence) {
   path.reserve(static_cast<std::size_t>(reusable / config_.block_size));
   generations.reserve(static_cast<std::size_t>(reusable / config_.block_size));
   sequence.match_partial = {};
+  std::int32_t parent = path.empty() ? sequence.root : index_.node(path.back());
   while (true) {
     const auto next = NextTokens(sequence.ids, path.size(), reusable);
     if (next.empty()) break;
-    const NearestChild nearest = index_.Nearest(path.empty() ? sequence.root : path.back(), next);
+    const NearestChild nearest = index_.Nearest(parent, next);
     if (nearest.tokens < config_.block_size) {
       if (config_.token_reuse) sequence.match_partial = nearest;
       break;
     }
+    parent = nearest.node;
     path.push_back(nearest.block);
     generations.push_back(pool_.generation(nearest.block));
   }
@@ -122,6 +160,7 @@ Result<PrefixMatch> BlockManager::Match(SequenceId id) {
   match.blocks = std::ssize(path);
   match.tokens = match.blocks * config_.block_size + sequence.match_partial.tokens;
   match.idle_blocks = path.end() - first_idle;
+  match.host_tokens = has_tier() ? HostTokens(sequence, nullptr) : match.tokens;
   return match;
 }
 
@@ -171,6 +210,7 @@ Status BlockManager::Close(SequenceId id) {
     sequence->pinned = true;
     for (const BlockId block : sequence->table) pool_.Pin(block);
   }
+  KeepClean();
   return {};
 }
 
@@ -199,6 +239,7 @@ Status BlockManager::Truncate(SequenceId id, std::int64_t length) {
     }
   }
   ShrinkTable(sequence, BlocksFor(length));
+  KeepClean();
   return {};
 }
 
@@ -251,15 +292,18 @@ Status BlockManager::SetTokens(SequenceId id, std::span<const TokenId> tokens) {
   }
   sequence.ids.insert(sequence.ids.end(), tokens.begin(), tokens.end());
   IndexFullBlocks(sequence);
+  KeepClean();
   return {};
 }
 
 Status BlockManager::Clear() {
   if (Status idle = CheckIdle(); !idle.ok()) return idle;
+  for (HostId host = 0; host < config_.host_blocks; ++host) {
+    if (host_.node(host) != kNoNode) DropPlace(host_.node(host));
+  }
   index_.Clear();
-  while (lru_.oldest() != kNoBlock) {
-    const BlockId idle = lru_.oldest();
-    lru_.Remove(idle);
+  for (BlockId idle; (idle = idle_.Victim()) != kNoBlock;) {
+    idle_.Remove(idle);
     pool_.FreeIdle(idle);
   }
   for (BlockId b = 0; b < static_cast<BlockId>(pins_.size()); ++b) DropPins(b);
@@ -284,6 +328,13 @@ void BlockManager::FillStats(Stats& stats) const {
   stats.tokens_committed = tokens_committed_;
   stats.sequences = sequences_.open_count();
   stats.live_steps = live_steps();
+  stats.in_transit_blocks = pool_.count(BlockState::kInTransit);
+  stats.host_blocks = host_.total();
+  stats.host_used = host_.total() - host_.free();
+  stats.host_held = host_.held();
+  stats.offloaded_blocks = offloaded_;
+  stats.onboarded_blocks = onboarded_;
+  stats.host_evicted = host_evicted_;
 }
 
 }  // namespace lariat::blocks

@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cstdint>
+#include <deque>
+#include <iosfwd>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "blocks/block_pool.h"
-#include "blocks/lru_list.h"
+#include "blocks/host_pool.h"
+#include "blocks/idle_blocks.h"
 #include "blocks/planned_step.h"
 #include "blocks/prefix_index.h"
 #include "blocks/sequence.h"
+#include "blocks/transfer.h"
 #include "lariat/kv_cache.h"
 #include "lariat/status.h"
 
@@ -20,6 +24,17 @@ namespace lariat::blocks {
 struct BlockPins {
   std::int32_t through = 0;  // of prefixes that it is part of
   std::int32_t ends = 0;     // of prefixes whose last block it is: what Unpin takes back
+};
+
+// A Suspend that has begun: the places that it has chosen.
+struct Suspending {
+  struct Place {
+    HostId host = kNoHost;
+    HostId previous = kNoHost;  // the one before it in the list of cached ones
+    bool taken = false;         // it was free
+  };
+  Sequence* sequence = nullptr;
+  std::vector<Place> chosen;
 };
 
 struct ManagerConfig {
@@ -33,8 +48,12 @@ struct ManagerConfig {
   int max_sequences = 256;
   std::int64_t max_tokens_per_sequence = 0;
   std::int64_t max_tokens_per_step = 0;
-  int position_sections = 1;  // positions that a row has, 1 or 3
-  bool track_writes = true;   // remember which blocks a step wrote, for Quarantine
+  int position_sections = 1;     // positions that a row has, 1 or 3
+  bool track_writes = true;      // remember which blocks a step wrote, for Quarantine
+  std::int64_t host_blocks = 0;  // places in the host tier; 0: there is none
+  WritePolicy write = WritePolicy::kBack;
+  int write_after_hits = 2;       // kAfterHits
+  std::int64_t clean_blocks = 0;  // kBack: next victims that have a copy; 1 to host_blocks
 };
 
 // Decides which block holds which tokens: sequences, steps, reference counts, prefix reuse,
@@ -42,7 +61,8 @@ struct ManagerConfig {
 // The rules are those of lariat/kv_cache.h, whose comments are not repeated here.
 //
 // Files: block_manager.cc (sequences), plan.cc (Plan, Undo, Prepare), settle.cc (Commit, Discard,
-// the index), keep.cc (pins, removal), inspect.cc (Snapshot, Quarantine).
+// the index), keep.cc (pins, removal), tier.cc, tier_suspend.cc, tier_transfer.cc (the host tier),
+// quarantine.cc, inspect.cc (Snapshot).
 // Cost: O(1) per running sequence and step; O(blocks) where a sequence starts, forks or ends.
 // Threads: externally synchronised. Time, addresses and device events are never consulted.
 class BlockManager {
@@ -91,6 +111,64 @@ class BlockManager {
   // O(blocks).
   void Quarantine(const PlannedStep& step, std::span<const PlannedStep* const> later);
 
+  // --- The host tier ---
+  // Which block has a copy in which place of host memory, and which copies are to be made. Like a
+  // step, a copy is decided here and run by the caller:
+  //
+  // Down (writes). Calls decide on writes for the tier's policy as they go. After each call below
+  // or above that changes anything, the caller starts what pending_writes() lists, as one batch,
+  // behind the last step that ended, and says WritesStarted(); where that fails it says
+  // WritesFailed(), and the blocks have no copies. A place counts as a valid copy from then on, so
+  // its block may be evicted before the batch is done: PlannedStep::fence and Transfer::fence name
+  // the last batch that must have passed before a block is written or a place is read.
+  //
+  // Up (transfers). Fetch and Resume decide on a Transfer; the caller starts its copies, behind its
+  // fence and the last step that ended, and says TransferStarted(), or, where that fails,
+  // UndoTransfer(). Nothing else may be called in between.
+  //
+  // A start that fails may have run some of the copies. So what is undone is undone exactly, but
+  // that blocks, or places, that the copies were to overwrite are not cached any more.
+  //
+  // A fault of a step (Quarantine) must be known before what it wrote is accepted: the caller looks
+  // for those of the steps that have passed before it says Accept.
+  bool has_tier() const { return config_.host_blocks > 0; }
+
+  std::span<const TierCopy> pending_writes() const { return writes_; }
+  // The number that the pending writes' batch has: they count up from 1.
+  std::uint64_t next_batch() const { return next_batch_; }
+  void WritesStarted();
+  void WritesFailed();
+  // A batch that was started did not do what it should: what it wrote is not valid. Blocks on the
+  // device lose their copies, what is only in host memory is forgotten, suspended sequences that
+  // need it are corrupt. O(places).
+  void BatchFailed(std::uint64_t batch);
+
+  // Chooses places for those blocks of a sequence that have no copy, and lists the copies as
+  // pending writes; changes nothing else until FinishSuspend or UndoSuspend, one of which follows
+  // at once. The copies are a batch of their own, which FinishSuspend closes. There may be none.
+  Status BeginSuspend(SequenceId id);
+  // Returns kNone where there was no copy to make.
+  TransferId FinishSuspend();
+  void UndoSuspend();
+
+  // kNone: nothing is to be copied, and that is all.
+  Result<TransferId> Fetch(SequenceId id);
+  Result<TransferId> Resume(SequenceId id);
+  // A transfer that was not accepted yet, or null. Stays where it is until it is accepted.
+  const Transfer* FindTransfer(TransferId id) const;
+  void TransferStarted(TransferId id);
+  void UndoTransfer(TransferId id);
+  // Whether Accept may be called, with any transfer there ever was. A Suspend counts as one.
+  Status CheckAccept(TransferId id) const;
+  // The oldest transfer that was not accepted; kNone: there is none.
+  TransferId oldest_transfer() const;
+  // Takes over the oldest transfer. Never fails.
+  //   failed: its copies did not arrive
+  // REQUIRES: CheckAccept said Ok; no write is pending, or it is started behind this.
+  void Accept(TransferId id, bool failed);
+  // As Get, of a sequence that is all on the device: else kNotReady.
+  Result<const Sequence*> GetResident(SequenceId id) const;
+
   bool has_plan() const { return plan_ != nullptr; }
   int live_steps() const { return static_cast<int>(live_.size()); }
   Sequence& sequence(int entry) { return sequences_.at(entry); }
@@ -99,7 +177,9 @@ class BlockManager {
 
  private:
   Status CheckIdle() const;  // kNotReady while a plan is not prepared
-  Result<Sequence*> FindUsable(SequenceId id);
+  Result<Sequence*> FindSound(SequenceId id);
+  Result<Sequence*> FindUsable(SequenceId id);  // also neither suspended nor in transit
+  Status CheckHere(const Sequence& sequence) const;
   std::int64_t ReusableTokens(std::int64_t prompt_length) const;
   std::span<const TokenId> NextTokens(std::span<const TokenId> ids, std::size_t blocks,
                                       std::int64_t reusable) const;
@@ -107,9 +187,11 @@ class BlockManager {
 
   // keep.cc
   std::int32_t FindPath(std::span<const TokenId> prompt, const OpenOptions& options,
-                        std::uint32_t rope_choice) const;
-  std::int64_t Forget(BlockId top);
+                        std::uint32_t rope_choice, bool on_host) const;
+  NodeId FindAny(std::int32_t parent, std::span<const TokenId> tokens) const;
+  std::int64_t Forget(NodeId top);
   std::int64_t ForgetRoot(RootId root);
+  void DropCached(BlockId block);
   void DropPinsThrough(std::int32_t last, std::int32_t count);
   void DropPins(BlockId block);
   // Keeps what such sequences hold out of the index from now on. What matches have found so far is
@@ -129,7 +211,7 @@ class BlockManager {
   Status CheckItems(std::span<const StepItem> items);
   Status Fill(std::span<const StepItem> items, const StepShape& shape, PlannedStep& step,
               PlanFailure* failure);
-  void Claim(BlockId block, PlannedStep& step);
+  void Claim(BlockId block, std::vector<UndoEntry>& undo);
   void ClaimHit(Sequence& sequence, PlannedStep& step, PlannedItem& item, bool copy_idle);
   void AddPositions(const StepItem& item, std::int64_t count, PlannedStep& step) const;
   Status AddRows(const StepItem& item, PlannedStep& step);
@@ -137,7 +219,8 @@ class BlockManager {
   void Unshare(PlannedStep& step);
   Status CheckRoom(const PlannedStep& step, PlanFailure* failure) const;
   void Reserve(PlannedStep& step);
-  BlockId Take(PlannedStep& step);
+  BlockId Take(std::vector<UndoEntry>& undo, std::vector<BlockId>& victims);
+  void UndoAll(std::vector<UndoEntry>& undo);
   void UndoBlocks(PlannedStep& step);
   void EnsureCapacity(std::int64_t blocks);
 
@@ -154,6 +237,7 @@ class BlockManager {
   void EndStep(PlannedStep& step, bool discarded);
   void IndexFullBlocks(Sequence& sequence);
   void IndexTail(const Sequence& sequence);
+  NodeId Index(std::int32_t parent, std::span<const TokenId> tokens, BlockId block);
   void ShrinkTable(Sequence& sequence, std::int64_t blocks, PlannedStep* only = nullptr);
   void Release(const Sequence& sequence, BlockId block);
   void ReleaseWith(PlannedStep& step, BlockId block, int sequence);
@@ -164,11 +248,64 @@ class BlockManager {
     return (tokens + config_.block_size - 1) / config_.block_size;
   }
 
+  // A cached block is idle now.
+  void AddIdle(BlockId block) {
+    idle_.Add(block, idle_.needs_parent() ? BlockAbove(block) : kNoBlock);
+  }
+  // The block above a cached one; negative: there is none.
+  std::int32_t BlockAbove(BlockId block) const {
+    const std::int32_t parent = index_.parent(index_.node(block));
+    return parent < 0 ? parent : index_.block(parent);
+  }
+
+  // inspect.cc, quarantine.cc
+  void PrintNode(NodeId node, std::ostream& out) const;
+  void PrintTier(std::ostream& out) const;
+  void SpoilHolders(const std::vector<bool>& blocks, const std::vector<bool>& places);
+
+  // tier.cc
+  Status CheckTier() const;
+  HostPool::List ListOf(NodeId node) const {
+    return index_.block(node) == kNoBlock ? HostPool::kAlone : HostPool::kOnDevice;
+  }
+  HostId TakePlace();
+  void GivePlace(NodeId node, HostId host);
+  void DropPlace(NodeId node);
+  void Unhold(HostId host);
+  void Evict(BlockId victim);
+  bool Write(NodeId node);
+  void NoteIndexed(NodeId node);
+  void NoteHits(const StepRows& rows, const Sequence& sequence);
+  void KeepClean();
+  void Spoil(HostId host);
+  void NoteSpoiled();
+  std::uint64_t FenceOf(const PlannedStep& step) const;
+  std::int64_t HostTokens(std::int32_t parent, std::span<const TokenId> tokens, std::size_t blocks,
+                          std::int64_t in_tail, std::vector<HostId>* path) const;
+  std::int64_t HostTokens(const Sequence& sequence, std::vector<HostId>* path) const;
+
+  // tier_suspend.cc
+  HostId PlaceOf(const Sequence& sequence, std::size_t index) const;
+  Status ChoosePlaces(Sequence& sequence);
+  void Choose(HostId host);
+  void TakeOver(HostId host);
+
+  // tier_transfer.cc
+  void AddBlock(BlockId block, HostId host, Transfer& transfer);
+  void AddPlace(HostId host, Transfer& transfer);
+  Result<TransferId> OpenTransfer();
+  void Depart(Transfer& transfer);
+  TransferId TransferOf(const Sequence& sequence) const;
+  void Land(Transfer& transfer, bool failed);
+  void Attach(Transfer::Item& item);
+  void LetGo(Transfer& transfer);
+
   const ManagerConfig config_;
   BlockPool pool_;
-  LruList lru_;
+  IdleBlocks idle_;
   PrefixIndex index_;
   SequenceTable sequences_;
+  HostPool host_;
   std::vector<BlockPins> pins_;     // by block
   std::int64_t pinned_ = 0;         // blocks
   PlannedStep* plan_ = nullptr;     // not prepared yet
@@ -176,6 +313,20 @@ class BlockManager {
   std::vector<PlannedStep*> live_;  // prepared, oldest first
   std::uint64_t next_step_ = 1;
   std::uint64_t stamp_ = 0;
+
+  // The host tier.
+  std::vector<TierCopy> writes_;        // decided on, not started
+  std::uint64_t next_batch_ = 1;        // theirs
+  std::vector<std::uint64_t> read_by_;  // by block: the last batch that reads it
+  std::deque<Transfer> transfers_;      // not accepted yet, oldest first
+  std::uint64_t next_transfer_ = 1;
+  Suspending suspending_;
+  std::int64_t clean_ = 0;             // so many next victims had copies when it was looked last
+  std::int64_t looked_at_ = 0;         // idle_.removed() then
+  std::vector<BlockId> next_victims_;  // scratch
+  std::int64_t offloaded_ = 0;
+  std::int64_t onboarded_ = 0;
+  std::int64_t host_evicted_ = 0;
 
   std::int64_t evicted_ = 0;
   std::int64_t merged_ = 0;

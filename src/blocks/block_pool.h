@@ -10,10 +10,11 @@ inline constexpr BlockId kNoBlock = -1;
 
 // What a block is to the pool. Every block is exactly one of these.
 enum class BlockState : std::uint8_t {
-  kFree,      // holds nothing
-  kIdle,      // cached, held by nobody: may be evicted
-  kHeld,      // named by at least one sequence
-  kReserved,  // taken by a step that was not committed yet
+  kFree,       // holds nothing
+  kIdle,       // cached, held by nobody: may be evicted
+  kHeld,       // named by at least one sequence
+  kReserved,   // taken by a step that was not committed yet
+  kInTransit,  // taken by a transfer that was not accepted yet
 };
 
 // Counts references to blocks and keeps the free ones. Knows nothing of tokens, sequences or
@@ -28,7 +29,9 @@ class BlockPool {
   std::int64_t total() const { return unlimited_ ? next_fresh_ : total_; }
   bool unlimited() const { return unlimited_; }
   std::int64_t count(BlockState state) const { return counts_[static_cast<int>(state)]; }
-  std::int64_t used() const { return count(BlockState::kHeld) + count(BlockState::kReserved); }
+  std::int64_t used() const {
+    return count(BlockState::kHeld) + count(BlockState::kReserved) + count(BlockState::kInTransit);
+  }
   std::int64_t peak_used() const { return peak_used_; }
   BlockState state(BlockId block) const { return blocks_[block].state; }
   std::int32_t references(BlockId block) const { return blocks_[block].references; }
@@ -60,6 +63,9 @@ class BlockPool {
   void FreeIdle(BlockId block);
   // A reserved block becomes held: its step was committed.
   void Settle(BlockId block);
+  // A reserved block is on its way from the host tier; it has arrived, and is held.
+  void Depart(BlockId block) { Move(blocks_[block], BlockState::kInTransit); }
+  void Arrive(BlockId block) { Move(blocks_[block], BlockState::kHeld); }
   // Notes the most blocks used at once; called where they grow for good (a plan may be undone).
   void NotePeak();
 
@@ -81,7 +87,7 @@ class BlockPool {
   std::vector<Block> blocks_;
   std::vector<BlockId> free_;    // returned blocks, the next one to take last
   std::int64_t next_fresh_ = 0;  // blocks from here on were never taken
-  std::int64_t counts_[4] = {};
+  std::int64_t counts_[5] = {};
   std::int64_t peak_used_ = 0;
 };
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Looking at the whole state, and taking the effects of a device fault out of it.
-#include <algorithm>
+// Looking at the whole state.
 #include <sstream>
 
 #include "blocks/block_manager.h"
@@ -8,75 +7,59 @@
 
 namespace lariat::blocks {
 
-namespace {
-
-enum class Mark : std::uint8_t { kUnknown, kClean, kDirty };
-
-// Marks every indexed block below a dirty one dirty.
-void MarkBelow(const PrefixIndex& index, std::vector<Mark>& marks) {
-  std::vector<BlockId> path;
-  for (BlockId b = 0; b < static_cast<BlockId>(marks.size()); ++b) {
-    if (!index.contains(b)) continue;
-    path.clear();
-    std::int32_t at = b;
-    while (at >= 0 && marks[at] == Mark::kUnknown) {
-      path.push_back(at);
-      at = index.contains(at) ? index.parent(at) : -2;
-    }
-    const Mark mark = at >= 0 ? marks[at] : Mark::kClean;
-    for (const BlockId above : path) marks[above] = mark;
+void BlockManager::PrintNode(NodeId node, std::ostream& out) const {
+  out << " parent " << index_.parent(node) << " tokens";
+  for (const TokenId token : index_.tokens(node)) out << ' ' << token;
+  if (has_tier()) {
+    out << " node " << node << " host " << index_.host(node) << " hits " << index_.hits(node);
   }
 }
 
-}  // namespace
-
-void BlockManager::Quarantine(const PlannedStep& step, std::span<const PlannedStep* const> later) {
-  std::vector<Mark> marks(static_cast<std::size_t>(pool_.total()), Mark::kUnknown);
-  for (const BlockStamp& written : step.written) {
-    // A block that was taken again since holds something else now.
-    if (pool_.generation(written.block) == written.generation) {
-      marks[written.block] = Mark::kDirty;
+void BlockManager::PrintTier(std::ostream& out) const {
+  out << "host free";
+  for (const HostId h : host_.FreeList()) out << ' ' << h;
+  out << "\nhost alone";
+  for (HostId h = host_.oldest(HostPool::kAlone); h != kNoHost; h = host_.next(h)) out << ' ' << h;
+  out << "\nhost and device";
+  for (HostId h = host_.oldest(HostPool::kOnDevice); h != kNoHost; h = host_.next(h)) {
+    out << ' ' << h;
+  }
+  out << "\nknown to be clean " << clean_ - (idle_.removed() - looked_at_) << '\n';
+  for (HostId h = 0; h < static_cast<HostId>(host_.total()); ++h) {
+    if (!host_.used(h)) continue;
+    const NodeId node = host_.node(h);
+    out << "place " << h << " holds " << host_.holds(h) << " node " << node;
+    if (node != kNoNode && index_.block(node) == kNoBlock) PrintNode(node, out);
+    out << '\n';
+  }
+  for (const Transfer& transfer : transfers_) {
+    out << "transfer " << static_cast<std::uint64_t>(transfer.id) << " of "
+        << static_cast<std::uint64_t>(transfer.sequence) << (transfer.resumes ? " resumes" : "");
+    for (const Transfer::Item& item : transfer.items) {
+      out << ' ' << item.block << ':' << item.host << (item.copied ? "+" : "");
     }
+    out << '\n';
   }
-  for (const PlannedStep* after : later) {
-    for (const CowCopy& copy : after->copies) {
-      const bool dirty = marks[copy.source.block] == Mark::kDirty &&
-                         pool_.generation(copy.source.block) == copy.source.generation;
-      if (dirty && pool_.generation(copy.target.block) == copy.target.generation) {
-        marks[copy.target.block] = Mark::kDirty;
-      }
-    }
-  }
-  MarkBelow(index_, marks);
-  for (BlockId b = 0; b < static_cast<BlockId>(marks.size()); ++b) {
-    if (marks[b] == Mark::kDirty && index_.contains(b)) Forget(b);
-  }
-  for (const auto& sequence : sequences_.entries()) {
-    const bool dirty = std::any_of(sequence->table.begin(), sequence->table.end(),
-                                   [&](BlockId b) { return marks[b] == Mark::kDirty; });
-    if (!dirty) continue;
-    sequence->corrupt = true;
-    sequence->indexable = false;
-  }
+  out << "next transfer " << next_transfer_ << '\n';
 }
 
 std::string BlockManager::Snapshot() const {
   std::ostringstream out;
   out << "free";
   for (const BlockId b : pool_.FreeList()) out << ' ' << b;
-  out << "\nfresh " << pool_.next_fresh() << " of " << pool_.total() << "\nlru";
-  for (BlockId b = lru_.oldest(); b != kNoBlock; b = lru_.next(b)) out << ' ' << b;
+  out << "\nfresh " << pool_.next_fresh() << " of " << pool_.total() << "\nidle";
+  std::vector<BlockId> victims;
+  idle_.NextVictims(static_cast<std::size_t>(pool_.count(BlockState::kIdle)), victims);
+  for (const BlockId b : victims) out << ' ' << b;
   out << '\n';
   for (BlockId b = 0; b < static_cast<BlockId>(pool_.next_fresh()); ++b) {
     out << "block " << b << " state " << static_cast<int>(pool_.state(b)) << " references "
         << pool_.references(b) << " generation " << pool_.generation(b);
     if (pins_[b].through > 0) out << " pins " << pins_[b].through << " ends " << pins_[b].ends;
-    if (index_.contains(b)) {
-      out << " parent " << index_.parent(b) << " tokens";
-      for (const TokenId token : index_.tokens(b)) out << ' ' << token;
-    }
+    if (index_.contains(b)) PrintNode(index_.node(b), out);
     out << '\n';
   }
+  if (has_tier()) PrintTier(out);
   for (const auto& entry : sequences_.entries()) {
     const Sequence& s = *entry;
     if (s.id == SequenceId::kNone) continue;
@@ -87,6 +70,11 @@ std::string BlockManager::Snapshot() const {
         << s.planned << " reach " << s.reach << " indexed " << s.indexed << " live " << s.live_steps
         << " table";
     for (const BlockId b : s.table) out << ' ' << b;
+    if (s.in_transit) out << " transit " << static_cast<std::uint64_t>(TransferOf(s));
+    if (s.suspended) {
+      out << " places";
+      for (const HostId h : s.places) out << ' ' << h;
+    }
     out << " ids";
     for (const TokenId token : s.ids) out << ' ' << token;
     out << '\n';

@@ -61,6 +61,7 @@ Status BlockManager::Plan(std::span<const StepItem> items, const StepShape& shap
     UndoBlocks(step);
     throw;
   }
+  if (has_tier()) step.fence = FenceOf(step);
   step.id = next_step_++;
   step.phase = StepPhase::kPlanned;
   plan_ = &step;
@@ -119,6 +120,7 @@ Status BlockManager::Fill(std::span<const StepItem> items, const StepShape& shap
   step.num_tokens = 0;
   step.hit_tokens = 0;
   step.needed = 0;
+  step.fence = 0;
   step.rows.clear();
   step.items.clear();
   step.positions.clear();
@@ -153,7 +155,7 @@ void BlockManager::Unshare(PlannedStep& step) {
     ++step.needed;
     pool_.Pin(tail);
     step.releases.push_back({tail, step.items[i].sequence});
-    step.undo.push_back({UndoEntry::kPin, tail, kNoBlock});
+    step.undo.push_back({UndoEntry::kPin, tail});
   }
 }
 
@@ -168,7 +170,7 @@ Status BlockManager::CheckRoom(const PlannedStep& step, PlanFailure* failure) co
   if (failure != nullptr) {
     failure->needed = needed;
     failure->available = available;
-    failure->in_transit = 0;
+    failure->in_transit = pool_.count(BlockState::kInTransit);
     failure->sequences.clear();
     for (std::size_t i = 0; i < step.rows.size(); ++i) {
       const PlannedItem& item = step.items[i];
@@ -191,23 +193,24 @@ void BlockManager::EnsureCapacity(std::int64_t blocks) {
   const std::size_t grown = std::max(static_cast<std::size_t>(blocks),
                                      std::max<std::size_t>(1024, 2 * index_.capacity()));
   pins_.resize(grown);
-  lru_.Grow(grown);
+  idle_.Grow(grown);
   index_.Reserve(grown);
 }
 
-// A free block, else the least recently used idle one; CheckRoom has seen that there is one.
-BlockId BlockManager::Take(PlannedStep& step) {
+// A free block, else the least recently used idle one; it was seen that there is one, and room in
+// both lists.
+BlockId BlockManager::Take(std::vector<UndoEntry>& undo, std::vector<BlockId>& victims) {
   BlockId block = pool_.TakeFree();
   if (block != kNoBlock) {
-    step.undo.push_back({UndoEntry::kTakeFree, block, kNoBlock});
+    undo.push_back({UndoEntry::kTakeFree, block});
     return block;
   }
-  block = lru_.oldest();
+  block = idle_.Victim();
   assert(block != kNoBlock);
-  lru_.Remove(block);
+  idle_.Remove(block);
   pool_.TakeIdle(block);
-  step.victims.push_back(block);
-  step.undo.push_back({UndoEntry::kTakeIdle, block, kNoBlock});
+  victims.push_back(block);
+  undo.push_back({UndoEntry::kTakeIdle, block});
   return block;
 }
 
@@ -230,7 +233,7 @@ void BlockManager::Reserve(PlannedStep& step) {
     }
     if (item.cow_source != kNoBlock) {
       const BlockId source = item.cow_source;
-      item.cow_target = Take(step);
+      item.cow_target = Take(step.undo, step.victims);
       step.copies.push_back({{source, pool_.generation(source)},
                              {item.cow_target, pool_.generation(item.cow_target)}});
       if (item.first_plan) sequence.table.push_back(kNoBlock);
@@ -239,30 +242,37 @@ void BlockManager::Reserve(PlannedStep& step) {
     }
     if (rows.start % config_.block_size != 0) item.tail_block = sequence.table[tail];
     item.first_taken = static_cast<std::int32_t>(step.undo.size());
-    for (std::int32_t n = 0; n < item.new_blocks; ++n) sequence.table.push_back(Take(step));
+    for (std::int32_t n = 0; n < item.new_blocks; ++n) {
+      sequence.table.push_back(Take(step.undo, step.victims));
+    }
     sequence.started = true;
     sequence.planned = rows.start + item.certain;
     sequence.reach = rows.start + rows.count;
   }
 }
 
-void BlockManager::UndoBlocks(PlannedStep& step) {
-  for (auto entry = step.undo.rbegin(); entry != step.undo.rend(); ++entry) {
+// Takes what was logged back, and forgets the log.
+void BlockManager::UndoAll(std::vector<UndoEntry>& undo) {
+  for (auto entry = undo.rbegin(); entry != undo.rend(); ++entry) {
     switch (entry->kind) {
       case UndoEntry::kClaim: pool_.Unclaim(entry->block, /*stays_cached=*/true); break;
       case UndoEntry::kClaimIdle:
         pool_.Unclaim(entry->block, /*stays_cached=*/true);
-        lru_.InsertAfter(entry->block, entry->lru_previous);
+        idle_.Restore(entry->block);
         break;
       case UndoEntry::kPin: pool_.Unpin(entry->block); break;
       case UndoEntry::kTakeFree: pool_.UndoTakeFree(entry->block); break;
       case UndoEntry::kTakeIdle:
         pool_.UndoTakeIdle(entry->block);
-        lru_.InsertAfter(entry->block, kNoBlock);
+        idle_.Restore(entry->block);
         break;
     }
   }
-  step.undo.clear();
+  undo.clear();
+}
+
+void BlockManager::UndoBlocks(PlannedStep& step) {
+  UndoAll(step.undo);
   step.releases.clear();
   step.phase = StepPhase::kUnused;
 }
@@ -290,7 +300,7 @@ void BlockManager::Undo(PlannedStep& step) {
 
 void BlockManager::Prepare(PlannedStep& step) {
   assert(plan_ == &step);
-  for (const BlockId victim : step.victims) index_.Erase(victim);
+  for (const BlockId victim : step.victims) Evict(victim);
   for (std::size_t i = 0; i < step.items.size(); ++i) {
     PlannedItem& item = step.items[i];
     Sequence& sequence = sequences_.at(item.sequence);
@@ -301,6 +311,7 @@ void BlockManager::Prepare(PlannedStep& step) {
     // Keys turned by other angles must not be found by the tokens alone.
     if (item.moved) sequence.indexable = false;
     if (!item.first_plan) continue;
+    if (has_tier()) NoteHits(step.rows[i], sequence);
     sequence.match_path.clear();
     sequence.match_generations.clear();
   }
@@ -311,6 +322,7 @@ void BlockManager::Prepare(PlannedStep& step) {
   step.phase = StepPhase::kPrepared;
   live_.push_back(&step);
   plan_ = nullptr;
+  KeepClean();
 }
 
 }  // namespace lariat::blocks

@@ -21,12 +21,12 @@ bool FollowsIndex(std::span<const std::int32_t> positions, const StepRows& rows)
 
 }  // namespace
 
-// REQUIRES: room in step.undo.
-void BlockManager::Claim(BlockId block, PlannedStep& step) {
+// REQUIRES: room in `undo`.
+void BlockManager::Claim(BlockId block, std::vector<UndoEntry>& undo) {
   const bool idle = pool_.state(block) == BlockState::kIdle;
-  const BlockId previous = idle ? lru_.Remove(block) : kNoBlock;
+  if (idle) idle_.Remove(block);
   pool_.Claim(block);
-  step.undo.push_back({idle ? UndoEntry::kClaimIdle : UndoEntry::kClaim, block, previous});
+  undo.push_back({idle ? UndoEntry::kClaimIdle : UndoEntry::kClaim, block});
 }
 
 // Takes the sequence's longest cached prefix; the plan's claims come before all of its allocations.
@@ -37,18 +37,18 @@ void BlockManager::ClaimHit(Sequence& sequence, PlannedStep& step, PlannedItem& 
   ExtendMatch(sequence);
   step.undo.reserve(step.undo.size() + sequence.match_path.size() + 2);
   step.releases.reserve(step.releases.size() + 1);
-  for (const BlockId block : sequence.match_path) Claim(block, step);
+  for (const BlockId block : sequence.match_path) Claim(block, step.undo);
   const BlockId source = sequence.match_partial.block;
   if (source == kNoBlock) return;
   if (!copy_idle && pool_.state(source) == BlockState::kIdle) {
     sequence.match_partial = {};
     return;
   }
-  Claim(source, step);
+  Claim(source, step.undo);
   item.cow_source = source;
   pool_.Pin(source);
   step.releases.push_back({source, SequenceTable::IndexOf(sequence.id)});
-  step.undo.push_back({UndoEntry::kPin, source, kNoBlock});
+  step.undo.push_back({UndoEntry::kPin, source});
 }
 
 // Keeps the positions of the first `count` rows, [sections, count]. One set serves all sections.

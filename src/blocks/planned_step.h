@@ -52,7 +52,6 @@ enum class StepPhase : std::uint8_t {
 struct UndoEntry {
   enum Kind : std::uint8_t { kClaim, kClaimIdle, kPin, kTakeFree, kTakeIdle } kind;
   BlockId block;
-  BlockId lru_previous;  // kClaimIdle: the block before it in the LRU list
 };
 
 // A pinned reference that was its sequence's and is dropped when the step ends.
@@ -71,6 +70,9 @@ struct PlannedStep {
   int padded_sequences = 0;
   std::int64_t hit_tokens = 0;
   std::int64_t needed = 0;  // blocks that it takes
+  // Its stream must be behind this batch of writes to the host tier, which reads, or one before it
+  // does, a block that the step writes to. 0: none. Known once it is planned.
+  std::uint64_t fence = 0;
   std::vector<StepRows> rows;
   std::vector<PlannedItem> items;  // parallel to rows
   std::vector<std::int32_t> positions;

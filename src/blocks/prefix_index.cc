@@ -9,10 +9,10 @@ namespace lariat::blocks {
 
 namespace {
 
-// Ranks a block in a treap: the same on every machine, and as good as random. Odd factors and
-// shifts can be undone, so no two blocks have the same rank.
-std::uint32_t RankOf(BlockId block) {
-  auto rank = static_cast<std::uint32_t>(block) * 0x9E3779B1U;  // golden ratio
+// Ranks a node in a treap: the same on every machine, and as good as random. Odd factors and
+// shifts can be undone, so no two nodes have the same rank.
+std::uint32_t RankOf(NodeId node) {
+  auto rank = static_cast<std::uint32_t>(node) * 0x9E3779B1U;  // golden ratio
   rank ^= rank >> 15;
   rank *= 0x85EBCA77U;
   return rank ^ rank >> 13;
@@ -20,10 +20,18 @@ std::uint32_t RankOf(BlockId block) {
 
 }  // namespace
 
-void PrefixIndex::Reserve(std::size_t blocks) {
-  if (blocks <= nodes_.size()) return;
-  tokens_.resize(blocks * block_size_);
-  nodes_.resize(blocks);
+void PrefixIndex::Reserve(std::size_t blocks, std::size_t hosts) {
+  if (blocks <= node_of_.size()) return;
+  // Each node has a block or a place; any of them may lack its block's number.
+  const std::size_t spare = hosts == 0 ? 0 : blocks + hosts;
+  tokens_.resize((blocks + spare) * block_size_);
+  nodes_.resize(blocks + spare);
+  if (spare > 0) on_host_.resize(blocks + spare);
+  spare_.reserve(spare);
+  node_of_.resize(blocks, kNoNode);
+  for (std::size_t n = blocks + spare; n > blocks; --n) {
+    spare_.push_back(static_cast<NodeId>(n - 1));
+  }
 }
 
 PrefixIndex::RootKey PrefixIndex::KeyOf(const OpenOptions& options, std::uint32_t rope_choice) {
@@ -66,17 +74,16 @@ RootId PrefixIndex::FindRoot(const OpenOptions& options, std::uint32_t rope_choi
   return found == root_ids_.end() ? 0 : found->second;
 }
 
-// Whether `tokens` come before the block's own or are where those begin.
+// Whether `tokens` come before the node's own or are where those begin.
 //   same: tokens known to agree; becomes how many do
-bool PrefixIndex::NotAfter(std::span<const TokenId> tokens, BlockId block,
-                           std::size_t& same) const {
-  const Node& node = nodes_[block];
+bool PrefixIndex::NotAfter(std::span<const TokenId> tokens, NodeId id, std::size_t& same) const {
+  const Node& node = nodes_[id];
   const std::size_t both = std::min(tokens.size(), static_cast<std::size_t>(node.count));
   for (; same < std::min(both, kHead); ++same) {
     if (tokens[same] != node.head[same]) return tokens[same] < node.head[same];
   }
   const TokenId* const mine = tokens.data();
-  const TokenId* const theirs = tokens_.data() + static_cast<std::size_t>(block) * block_size_;
+  const TokenId* const theirs = tokens_.data() + static_cast<std::size_t>(id) * block_size_;
   for (; same + 2 <= both; same += 2) {
     if (std::memcmp(mine + same, theirs + same, 2 * sizeof(TokenId)) != 0) break;
   }
@@ -85,12 +92,11 @@ bool PrefixIndex::NotAfter(std::span<const TokenId> tokens, BlockId block,
   return same < both && mine[same] < theirs[same];
 }
 
-NearestChild PrefixIndex::Nearest(std::int32_t parent, std::span<const TokenId> tokens) const {
-  BlockId before = kNoBlock, after = kNoBlock;  // the nearest ones on each side so far
+NearestChild PrefixIndex::NearestIn(NodeId at, std::span<const TokenId> tokens) const {
+  NodeId before = kNoNode, after = kNoNode;     // the nearest ones on each side so far
   std::size_t same_before = 0, same_after = 0;  // tokens that they share with `tokens`
-  BlockId at = parent < 0 ? root(parent).child : nodes_[parent].child;
-  while (at != kNoBlock) {
-    // What lies between two blocks begins as both do.
+  while (at != kNoNode) {
+    // What lies between two nodes begins as both do.
     std::size_t same = std::min(same_before, same_after);
     if (NotAfter(tokens, at, same)) {
       after = at;
@@ -104,16 +110,17 @@ NearestChild PrefixIndex::Nearest(std::int32_t parent, std::span<const TokenId> 
     }
   }
   if (same_before == 0 && same_after == 0) return {};
-  if (same_before >= same_after) return {before, static_cast<std::int64_t>(same_before)};
-  return {after, static_cast<std::int64_t>(same_after)};
+  const NodeId nearest = same_before >= same_after ? before : after;
+  return {nearest, nodes_[nearest].block,
+          static_cast<std::int64_t>(std::max(same_before, same_after))};
 }
 
 // Cuts a treap in two: what comes before `tokens`, and what comes after.
-void PrefixIndex::Split(BlockId top, std::span<const TokenId> tokens, BlockId& before,
-                        BlockId& after) {
-  BlockId* left = &before;
-  BlockId* right = &after;
-  while (top != kNoBlock) {
+void PrefixIndex::Split(NodeId top, std::span<const TokenId> tokens, NodeId& before,
+                        NodeId& after) {
+  NodeId* left = &before;
+  NodeId* right = &after;
+  while (top != kNoNode) {
     std::size_t same = 0;
     if (NotAfter(tokens, top, same)) {
       *right = top;
@@ -125,15 +132,15 @@ void PrefixIndex::Split(BlockId top, std::span<const TokenId> tokens, BlockId& b
       top = *left;
     }
   }
-  *left = kNoBlock;
-  *right = kNoBlock;
+  *left = kNoNode;
+  *right = kNoNode;
 }
 
 // The inverse: all of the one comes before all of the other.
-BlockId PrefixIndex::Join(BlockId before, BlockId after) {
-  BlockId top = kNoBlock;
-  BlockId* link = &top;
-  while (before != kNoBlock && after != kNoBlock) {
+NodeId PrefixIndex::Join(NodeId before, NodeId after) {
+  NodeId top = kNoNode;
+  NodeId* link = &top;
+  while (before != kNoNode && after != kNoNode) {
     if (RankOf(before) > RankOf(after)) {
       *link = before;
       link = &nodes_[before].right;
@@ -144,51 +151,100 @@ BlockId PrefixIndex::Join(BlockId before, BlockId after) {
       after = *link;
     }
   }
-  *link = before == kNoBlock ? after : before;
+  *link = before == kNoNode ? after : before;
   return top;
 }
 
-void PrefixIndex::Insert(std::int32_t parent, std::span<const TokenId> tokens, BlockId block) {
+// Puts a node that has its tokens into a treap of siblings.
+void PrefixIndex::Link(NodeId& top, NodeId id) {
+  NodeId* link = &top;
+  const std::uint32_t rank = RankOf(id);
+  while (*link != kNoNode && RankOf(*link) > rank) {
+    std::size_t same = 0;
+    link = NotAfter(tokens(id), *link, same) ? &nodes_[*link].left : &nodes_[*link].right;
+  }
+  Split(*link, tokens(id), nodes_[id].left, nodes_[id].right);
+  *link = id;
+}
+
+void PrefixIndex::Unlink(NodeId& top, NodeId id) {
+  NodeId* link = &top;
+  while (*link != id) {
+    std::size_t same = 0;
+    link = NotAfter(tokens(id), *link, same) ? &nodes_[*link].left : &nodes_[*link].right;
+  }
+  *link = Join(nodes_[id].left, nodes_[id].right);
+}
+
+NodeId PrefixIndex::Insert(std::int32_t parent, std::span<const TokenId> tokens, BlockId block) {
   assert(!contains(block) && !tokens.empty() && tokens.size() <= block_size_);
-  Node& node = nodes_[block];
+  NodeId id = block;
+  if (used(id)) {  // by a text that has lost the block
+    id = spare_.back();
+    spare_.pop_back();
+  }
+  Node& node = nodes_[id];
   node.parent = parent;
+  node.block = block;
   node.count = static_cast<std::int32_t>(tokens.size());
   std::copy(tokens.begin(), tokens.end(),
-            tokens_.begin() + static_cast<std::ptrdiff_t>(block_size_) * block);
+            tokens_.begin() + static_cast<std::ptrdiff_t>(block_size_) * id);
   std::copy_n(tokens.begin(), std::min(kHead, tokens.size()), node.head);
-  BlockId* link = &TopOf(parent);
-  const std::uint32_t rank = RankOf(block);
-  while (*link != kNoBlock && RankOf(*link) > rank) {
-    std::size_t same = 0;
-    link = NotAfter(tokens, *link, same) ? &nodes_[*link].left : &nodes_[*link].right;
-  }
-  Split(*link, tokens, node.left, node.right);
-  *link = block;
+  Link(TopOf(parent), id);
+  node_of_[block] = id;
   if (parent < 0) ++root(parent).references;
+  ++size_;
+  return id;
+}
+
+void PrefixIndex::Erase(NodeId id) {
+  Node& node = nodes_[id];
+  assert(used(id) && node.child == kNoNode && HostChild(id) == kNoNode);
+  if (node.block != kNoBlock) {
+    Unlink(TopOf(node.parent), id);
+    node_of_[node.block] = kNoNode;
+    --size_;
+  } else {
+    Unlink(HostTopOf(node.parent), id);
+  }
+  if (node.parent < 0) DropRoot(node.parent);
+  node = {};
+  if (!on_host_.empty()) on_host_[id] = {};
+  if (static_cast<std::size_t>(id) >= node_of_.size()) spare_.push_back(id);
+}
+
+void PrefixIndex::GiveBlock(NodeId id, BlockId block) {
+  Node& node = nodes_[id];
+  assert(used(id) && node.block == kNoBlock && !contains(block));
+  Unlink(HostTopOf(node.parent), id);
+  Link(TopOf(node.parent), id);
+  node.block = block;
+  node_of_[block] = id;
   ++size_;
 }
 
-void PrefixIndex::Erase(BlockId block) {
-  assert(contains(block));
-  Node& node = nodes_[block];
-  BlockId* link = &TopOf(node.parent);
-  while (*link != block) {
-    std::size_t same = 0;
-    link = NotAfter(tokens(block), *link, same) ? &nodes_[*link].left : &nodes_[*link].right;
-  }
-  *link = Join(node.left, node.right);
-  if (node.parent < 0) DropRoot(node.parent);
-  node = {};
+void PrefixIndex::TakeBlock(NodeId id) {
+  Node& node = nodes_[id];
+  assert(node.block != kNoBlock && node.child == kNoNode && host(id) != kNoHost);
+  Unlink(TopOf(node.parent), id);
+  Link(HostTopOf(node.parent), id);
+  node_of_[node.block] = kNoNode;
+  node.block = kNoBlock;
   --size_;
 }
 
 void PrefixIndex::Clear() {
-  for (Node& node : nodes_) {
-    if (node.parent < kNotIndexed) {
-      root(node.parent).child = kNoBlock;
+  for (NodeId id = 0; id < end(); ++id) {
+    Node& node = nodes_[id];
+    if (!used(id)) continue;
+    if (node.parent < kNotUsed) {
+      root(node.parent).child = root(node.parent).host_child = kNoNode;
       DropRoot(node.parent);
     }
+    if (node.block != kNoBlock) node_of_[node.block] = kNoNode;
     node = {};
+    if (!on_host_.empty()) on_host_[id] = {};
+    if (static_cast<std::size_t>(id) >= node_of_.size()) spare_.push_back(id);
   }
   size_ = 0;
 }

@@ -10,36 +10,44 @@
 #include <vector>
 
 #include "blocks/block_pool.h"
+#include "blocks/transfer.h"
 #include "lariat/kv_cache.h"
 #include "lariat/types.h"
 
 namespace lariat::blocks {
 
+// A cached text of one block: on the device, in the host tier, or in both.
+using NodeId = std::int32_t;
+inline constexpr NodeId kNoNode = -1;
+
 // Where a path begins: everything that must agree besides the tokens. Negative, so that it cannot
-// be taken for a block.
+// be taken for a node.
 using RootId = std::int32_t;
 
 // The child of a path that agrees with some tokens the longest.
 struct NearestChild {
-  BlockId block = kNoBlock;
-  std::int64_t tokens = 0;  // the first ones, that agree; > 0 where there is a block
+  NodeId node = kNoNode;
+  BlockId block = kNoBlock;  // the node's
+  std::int64_t tokens = 0;   // the first ones, that agree; > 0 where there is a block
 };
 
-// Which blocks are cached, and for which tokens: a trie whose nodes are the blocks themselves. A
-// block that is not full has nothing below it.
-// The children of a node are a treap in order of their tokens, threaded through arrays indexed by
-// block; so the one that shares most with a prompt lies on one way down, however many there are,
-// and the only child of a node, which is what most nodes have, is found at once. Tokens are always
-// compared: nothing relies on a hash.
-// Cost: O(block_size + log(children)) per call unless said otherwise. No allocation once Reserve
-// has made room.
-// Threads: externally synchronised.
+// Which texts are cached, and in which blocks: a trie whose nodes are blocks full of tokens. A node
+// that is not full has nothing below it. A node has a block on the device, a place in the host
+// tier, or both; one with a block has one above it too, up to the root. The children of a node are
+// two treaps in order of their tokens, threaded through arrays indexed by node: those on the
+// device, and those in the host tier alone. So the child that shares most with a prompt lies on one
+// way down, however many there are, and the only child of a node, which is what most nodes have, is
+// found at once. Tokens are always compared: nothing relies on a hash. A node that is made for a
+// block has its number where that is not in use; without a host tier it always has. Cost:
+// O(block_size + log(children)) per call unless said otherwise. No allocation once Reserve has made
+// room. Threads: externally synchronised.
 class PrefixIndex {
  public:
   explicit PrefixIndex(int block_size) : block_size_(static_cast<std::size_t>(block_size)) {}
 
-  // Makes room for block ids below `blocks`.
-  void Reserve(std::size_t blocks);
+  // Makes room for block ids below `blocks`, and for as many nodes more as `hosts` places need.
+  // hosts: 0, or at the first call alone
+  void Reserve(std::size_t blocks, std::size_t hosts = 0);
 
   // The root for these options and rope table, made when new; holds one reference until DropRoot.
   RootId AcquireRoot(const OpenOptions& options, std::uint32_t rope_choice);
@@ -53,28 +61,53 @@ class PrefixIndex {
   // The root if there is one with cached blocks or open sequences; 0: none.
   RootId FindRoot(const OpenOptions& options, std::uint32_t rope_choice) const;
 
-  // Of the cached blocks that follow `parent` (a block or a root), the one that begins with the
+  // Of the device's nodes that follow `parent` (a node or a root), the one that begins with the
   // most of these tokens. Of several the last one before `tokens` in the order of their own tokens,
   // or else the first one after.
-  //   tokens: 1 to block_size; all block_size agree where that block is cached
-  NearestChild Nearest(std::int32_t parent, std::span<const TokenId> tokens) const;
-  // The cached block that follows `parent` with these block_size tokens, or kNoBlock.
-  BlockId Find(std::int32_t parent, std::span<const TokenId> tokens) const {
-    const NearestChild nearest = Nearest(parent, tokens);
-    return static_cast<std::size_t>(nearest.tokens) == block_size_ ? nearest.block : kNoBlock;
+  //   tokens: 1 to block_size; all block_size agree where that text is cached
+  NearestChild Nearest(std::int32_t parent, std::span<const TokenId> tokens) const {
+    return NearestIn(parent < 0 ? root(parent).child : nodes_[parent].child, tokens);
+  }
+  // The same of those in the host tier alone.
+  NearestChild NearestOnHost(std::int32_t parent, std::span<const TokenId> tokens) const {
+    return NearestIn(HostTopOf(parent), tokens);
+  }
+  // The device's node that follows `parent` with these block_size tokens, or kNoNode.
+  NodeId Find(std::int32_t parent, std::span<const TokenId> tokens) const {
+    return Exact(Nearest(parent, tokens), tokens);
+  }
+  // The one in the host tier alone with just these tokens, block_size or fewer.
+  NodeId FindOnHost(std::int32_t parent, std::span<const TokenId> tokens) const {
+    return Exact(NearestOnHost(parent, tokens), tokens);
   }
   //   tokens: 1 to block_size
-  // REQUIRES: `block` is not indexed, `parent` is full, and no child of it begins with `tokens`.
-  void Insert(std::int32_t parent, std::span<const TokenId> tokens, BlockId block);
-  // REQUIRES: `block` is indexed and nothing below it is.
-  void Erase(BlockId block);
-  // A block that is indexed, at `top` or below it, with nothing below itself.
-  BlockId LeafBelow(BlockId top) const {
-    while (nodes_[top].child != kNoBlock) top = nodes_[top].child;
-    return top;
+  // REQUIRES: `block` has no node, `parent` is full and on the device or a root, and no child of it
+  // begins with `tokens` (of those in the host tier alone: has just these).
+  NodeId Insert(std::int32_t parent, std::span<const TokenId> tokens, BlockId block);
+  // REQUIRES: nothing is below the node.
+  void Erase(NodeId node);
+  // The node gets a block. REQUIRES: it has a place alone, and its parent a block.
+  void GiveBlock(NodeId node, BlockId block);
+  // The node loses its block. REQUIRES: it has a place, and no node with a block is below it.
+  void TakeBlock(NodeId node);
+  // kNoHost: the node loses its place. REQUIRES: there is a host tier.
+  void SetHost(NodeId node, HostId host) { on_host_[node].host = host; }
+
+  // A node at `top` or below it with nothing below itself.
+  NodeId LeafBelow(NodeId top) const {
+    while (true) {
+      NodeId next = nodes_[top].child;
+      if (next == kNoNode && !on_host_.empty()) next = on_host_[top].child;
+      if (next == kNoNode) return top;
+      top = next;
+    }
   }
-  // A block with nothing above it, or kNoBlock.
-  BlockId AnyChild(RootId id) const { return root(id).child; }
+  // A node with nothing above it, or kNoNode.
+  NodeId AnyChild(RootId id) const {
+    return root(id).child == kNoNode ? root(id).host_child : root(id).child;
+  }
+  // A node below this one that is in the host tier alone, or kNoNode.
+  NodeId HostChild(NodeId node) const { return HostTopOf(node); }
   // The roots there are, one after the other; 0: no more. In order of their keys.
   RootId FirstRoot() const { return root_ids_.empty() ? 0 : root_ids_.begin()->second; }
   RootId NextRoot(RootId id) const {
@@ -82,28 +115,46 @@ class PrefixIndex {
     return next == root_ids_.end() ? 0 : next->second;
   }
   std::string_view salt(RootId id) const { return root(id).entry->first.salt; }
-  // Erases everything. O(blocks).
+  // Erases everything. O(nodes).
   void Clear();
 
-  bool contains(BlockId block) const { return nodes_[block].parent != kNotIndexed; }
-  std::int32_t parent(BlockId block) const { return nodes_[block].parent; }
-  std::span<const TokenId> tokens(BlockId block) const {
-    return {tokens_.data() + static_cast<std::size_t>(block) * block_size_,
-            static_cast<std::size_t>(nodes_[block].count)};
+  // Of a block.
+  bool contains(BlockId block) const { return node_of_[block] != kNoNode; }
+  NodeId node(BlockId block) const { return node_of_[block]; }
+  // Of a node.
+  bool used(NodeId node) const { return nodes_[node].parent != kNotUsed; }
+  BlockId block(NodeId node) const { return nodes_[node].block; }
+  HostId host(NodeId node) const { return on_host_.empty() ? kNoHost : on_host_[node].host; }
+  // Times that Hit was called since the node was made.
+  std::int32_t Hit(NodeId node) { return ++on_host_[node].hits; }
+  std::int32_t hits(NodeId node) const { return on_host_[node].hits; }
+  std::int32_t parent(NodeId node) const { return nodes_[node].parent; }
+  std::span<const TokenId> tokens(NodeId node) const {
+    return {tokens_.data() + static_cast<std::size_t>(node) * block_size_,
+            static_cast<std::size_t>(nodes_[node].count)};
   }
-  std::int64_t size() const { return size_; }
-  std::size_t capacity() const { return nodes_.size(); }
+  std::int64_t size() const { return size_; }               // nodes with a block
+  std::size_t capacity() const { return node_of_.size(); }  // blocks
+  NodeId end() const { return static_cast<NodeId>(nodes_.size()); }
 
  private:
-  static constexpr std::int32_t kNotIndexed = -1;
+  static constexpr std::int32_t kNotUsed = -1;
   static constexpr std::size_t kHead = 2;
   struct Node {
-    std::int32_t parent = kNotIndexed;  // block, or root (<= -2)
-    BlockId child = kNoBlock;           // top of the treap of its children
-    BlockId left = kNoBlock;            // in the treap of its siblings
-    BlockId right = kNoBlock;
+    std::int32_t parent = kNotUsed;  // node, or root (<= -2)
+    NodeId child = kNoNode;          // top of the treap of its children on the device
+    NodeId left = kNoNode;           // in the treap of its siblings
+    NodeId right = kNoNode;
+    BlockId block = kNoBlock;
     std::int32_t count = 0;    // of its tokens
     TokenId head[kHead] = {};  // the first of them: what most comparisons come down to
+  };
+  static_assert(sizeof(Node) == 32);
+  // What a node has besides where there is a host tier.
+  struct OnHost {
+    HostId host = kNoHost;
+    NodeId child = kNoNode;  // top of the treap of its children in the host tier alone
+    std::int32_t hits = 0;
   };
   struct RootKey {
     std::string salt;
@@ -113,23 +164,42 @@ class PrefixIndex {
     auto operator<=>(const RootKey&) const = default;
   };
   struct Root {
-    std::int64_t references = 0;  // open sequences and child blocks
-    BlockId child = kNoBlock;     // top of the treap of its children
+    std::int64_t references = 0;  // open sequences and child nodes
+    NodeId child = kNoNode;       // top of the treap of its children on the device
+    NodeId host_child = kNoNode;  // and in the host tier alone
     std::map<RootKey, RootId>::const_iterator entry;
   };
   static RootKey KeyOf(const OpenOptions& options, std::uint32_t rope_choice);
   Root& root(RootId id) { return roots_[static_cast<std::size_t>(-2 - id)]; }
   const Root& root(RootId id) const { return roots_[static_cast<std::size_t>(-2 - id)]; }
-  BlockId& TopOf(std::int32_t parent) {
+  NodeId& TopOf(std::int32_t parent) {
     return parent < 0 ? root(parent).child : nodes_[parent].child;
   }
-  bool NotAfter(std::span<const TokenId> tokens, BlockId block, std::size_t& same) const;
-  void Split(BlockId top, std::span<const TokenId> tokens, BlockId& before, BlockId& after);
-  BlockId Join(BlockId before, BlockId after);
+  NodeId& HostTopOf(std::int32_t parent) {
+    return parent < 0 ? root(parent).host_child : on_host_[parent].child;
+  }
+  NodeId HostTopOf(std::int32_t parent) const {
+    if (on_host_.empty()) return kNoNode;
+    return parent < 0 ? root(parent).host_child : on_host_[parent].child;
+  }
+  NodeId Exact(const NearestChild& nearest, std::span<const TokenId> tokens) const {
+    const auto wanted = static_cast<std::int64_t>(tokens.size());
+    if (nearest.tokens < wanted || nodes_[nearest.node].count != wanted) return kNoNode;
+    return nearest.node;
+  }
+  NearestChild NearestIn(NodeId top, std::span<const TokenId> tokens) const;
+  bool NotAfter(std::span<const TokenId> tokens, NodeId node, std::size_t& same) const;
+  void Split(NodeId top, std::span<const TokenId> tokens, NodeId& before, NodeId& after);
+  NodeId Join(NodeId before, NodeId after);
+  void Link(NodeId& top, NodeId node);
+  void Unlink(NodeId& top, NodeId node);
 
   const std::size_t block_size_;
-  std::vector<Node> nodes_;      // by block
-  std::vector<TokenId> tokens_;  // [blocks, block_size]
+  std::vector<Node> nodes_;      // by node; the first ones have the blocks' numbers
+  std::vector<NodeId> node_of_;  // by block
+  std::vector<OnHost> on_host_;  // by node; empty: there is no host tier
+  std::vector<TokenId> tokens_;  // [nodes, block_size]
+  std::vector<NodeId> spare_;    // nodes without a block's number, the next one to take last
   std::int64_t size_ = 0;
   std::map<RootKey, RootId> root_ids_;
   std::vector<Root> roots_;

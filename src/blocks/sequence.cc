@@ -66,10 +66,12 @@ void SequenceTable::Recycle(Sequence& sequence) {
   Sequence fresh;
   std::swap(fresh.ids, sequence.ids);
   std::swap(fresh.table, sequence.table);
+  std::swap(fresh.places, sequence.places);
   std::swap(fresh.match_path, sequence.match_path);
   std::swap(fresh.match_generations, sequence.match_generations);
   fresh.ids.clear();
   fresh.table.clear();
+  fresh.places.clear();
   fresh.match_path.clear();
   fresh.match_generations.clear();
   sequence = std::move(fresh);

@@ -7,6 +7,7 @@
 
 #include "blocks/block_pool.h"
 #include "blocks/prefix_index.h"
+#include "blocks/transfer.h"
 #include "lariat/types.h"
 
 namespace lariat::blocks {
@@ -28,6 +29,8 @@ struct alignas(64) Sequence {
   bool indexable = true;              // false: its blocks must not enter the index any more
   bool corrupt = false;               // holds a block with a device fault
   bool pinned = false;                // closed: the table's references wait for a step's end
+  bool suspended = false;             // `places` has its tokens; no table
+  bool in_transit = false;            // waits for a transfer to be accepted
   int row = -1;                       // of the resident block tables; -1 once closed
   RootId root = 0;
   std::uint32_t rope_choice = 0;  // tables that its keys turn by
@@ -56,8 +59,11 @@ struct alignas(64) Sequence {
   // The block behind that path whose first tokens agree, and how many: of the last look alone.
   NearestChild match_partial;
 
+  std::vector<HostId> places;  // suspended: of the host tier, one for each block that it had
+
   std::int64_t known() const { return static_cast<std::int64_t>(ids.size()); }
 };
+static_assert(sizeof(Sequence) <= 256);
 
 // Hands out sequence entries and the rows of the resident block tables, lowest first when new and
 // last in first out when returned. Entries do not move.

@@ -117,6 +117,7 @@ void BlockManager::Commit(PlannedStep& step, std::span<const StepCommit> commits
     SettleItem(step, i, commit == -1 ? nullptr : &commits[static_cast<std::size_t>(commit)]);
   }
   EndStep(step, /*discarded=*/false);
+  KeepClean();
 }
 
 void BlockManager::SettleItem(PlannedStep& step, std::size_t index, const StepCommit* commit) {
@@ -185,6 +186,7 @@ Status BlockManager::CheckDiscard(const PlannedStep& step) {
 void BlockManager::Discard(PlannedStep& step) {
   for (std::size_t i = 0; i < step.rows.size(); ++i) DiscardItem(step, i);
   EndStep(step, /*discarded=*/true);
+  KeepClean();
 }
 
 void BlockManager::DiscardItem(PlannedStep& step, std::size_t index) {
@@ -252,33 +254,51 @@ void BlockManager::IndexFullBlocks(Sequence& sequence) {
   if (!config_.reuse || !sequence.indexable) return;
   const std::int64_t full = std::min(sequence.settled, sequence.known()) / config_.block_size;
   const std::span<const TokenId> ids = sequence.ids;
+  const auto first = static_cast<std::size_t>(sequence.indexed);
+  if (sequence.indexed >= full) return;
+  std::int32_t parent = first == 0 ? sequence.root : index_.node(sequence.table[first - 1]);
   for (; sequence.indexed < full; ++sequence.indexed) {
     const auto n = static_cast<std::size_t>(sequence.indexed);
-    const std::int32_t parent = n == 0 ? sequence.root : sequence.table[n - 1];
     const auto tokens =
         ids.subspan(n * config_.block_size, static_cast<std::size_t>(config_.block_size));
     const BlockId block = sequence.table[n];
-    const BlockId equal = index_.Find(parent, tokens);
-    if (equal == kNoBlock) {
+    const NodeId node = index_.Find(parent, tokens);
+    if (node == kNoNode) {
       if (index_.contains(block)) {
         // A fork was given other ids for rows that it shares: only the first ones count.
         sequence.indexable = false;
         return;
       }
-      index_.Insert(parent, tokens, block);
-    } else if (equal != block) {
-      // Whoever shares the copy, a fork, shares what follows it too, but would not hold the equal
-      // one above that. So this waits until the others have let go.
-      if (pool_.references(block) > 1) return;
-      if (pool_.state(equal) == BlockState::kIdle) lru_.Remove(equal);
-      pool_.Claim(equal);
-      pool_.NotePeak();  // a live step may still name the copy
-      sequence.table[n] = equal;
-      sequence.first_dirty = std::min(sequence.first_dirty, sequence.indexed);
-      ++merged_;
-      Release(sequence, block);
+      parent = Index(parent, tokens, block);
+      continue;
     }
+    parent = node;
+    const BlockId equal = index_.block(node);
+    if (equal == block) continue;
+    // Whoever shares the copy, a fork, shares what follows it too, but would not hold the equal
+    // one above that. So this waits until the others have let go.
+    if (pool_.references(block) > 1) return;
+    if (pool_.state(equal) == BlockState::kIdle) idle_.Remove(equal);
+    pool_.Claim(equal);
+    pool_.NotePeak();  // a live step may still name the copy
+    sequence.table[n] = equal;
+    sequence.first_dirty = std::min(sequence.first_dirty, sequence.indexed);
+    ++merged_;
+    Release(sequence, block);
   }
+}
+
+// Makes a block the one that holds this text. It may be in the host tier already.
+NodeId BlockManager::Index(std::int32_t parent, std::span<const TokenId> tokens, BlockId block) {
+  NodeId node = has_tier() ? index_.FindOnHost(parent, tokens) : kNoNode;
+  if (node == kNoNode) {
+    node = index_.Insert(parent, tokens, block);
+    if (has_tier()) NoteIndexed(node);
+  } else {
+    index_.GiveBlock(node, block);
+    host_.Move(index_.host(node), HostPool::kAlone, HostPool::kOnDevice);
+  }
+  return node;
 }
 
 // only: the step that took the blocks, where no earlier one knows them
@@ -317,7 +337,7 @@ PlannedStep* BlockManager::LastLiveStep(int entry) {
 
 void BlockManager::DropReference(BlockId block) {
   const bool cached = index_.contains(block);
-  if (pool_.Unclaim(block, cached) && cached) lru_.PushNewest(block);
+  if (pool_.Unclaim(block, cached) && cached) AddIdle(block);
 }
 
 // Lets the last block of a sequence that ends be found by the tokens that it holds, though it is
@@ -327,15 +347,16 @@ void BlockManager::IndexTail(const Sequence& sequence) {
   const std::int64_t end = std::min(sequence.settled, sequence.known());
   const std::int64_t tail = end / config_.block_size, count = end % config_.block_size;
   if (count == 0 || sequence.indexed != tail) return;
+  if (sequence.table.empty()) return;  // suspended, or not back yet
   const BlockId block = sequence.table[static_cast<std::size_t>(tail)];
   if (pool_.references(block) > 1 || index_.contains(block)) return;
   const std::int32_t parent =
-      tail == 0 ? sequence.root : sequence.table[static_cast<std::size_t>(tail - 1)];
+      tail == 0 ? sequence.root : index_.node(sequence.table[static_cast<std::size_t>(tail - 1)]);
   const std::span<const TokenId> tokens =
       std::span(sequence.ids)
           .subspan(static_cast<std::size_t>(end - count), static_cast<std::size_t>(count));
   if (index_.Nearest(parent, tokens).tokens == count) return;  // another one serves as well
-  index_.Insert(parent, tokens, block);
+  Index(parent, tokens, block);
 }
 
 void BlockManager::DropSequence(Sequence& sequence) {
@@ -346,6 +367,7 @@ void BlockManager::DropSequence(Sequence& sequence) {
     if (pinned) pool_.Unpin(*block);
     DropReference(*block);
   }
+  for (auto host = sequence.places.rbegin(); host != sequence.places.rend(); ++host) Unhold(*host);
   index_.DropRoot(sequence.root);
   sequences_.Recycle(sequence);
 }

@@ -25,6 +25,10 @@ blocks::ManagerConfig ManagerConfigOf(const CacheConfig& config,
   manager.max_tokens_per_step = config.max_tokens_per_step;
   manager.position_sections = resolved.position_sections;
   manager.track_writes = has_memory;  // without memory nothing can be corrupt
+  manager.host_blocks = resolved.footprint.num_host_blocks;
+  manager.write = config.host.write;
+  manager.write_after_hits = config.host.write_after_hits;
+  manager.clean_blocks = resolved.clean_blocks;
   return manager;
 }
 
@@ -64,6 +68,7 @@ KVCache::Impl::~Impl() {
     if (record.event_pending) (void)WaitFor(record.event);
     if (record.event.handle != nullptr) device.DestroyEvent(record.event);
   }
+  tier.reset();  // waits for its copies, which may be behind the steps
   if (side_stream) device.DestroyStream(*side_stream);
 }
 
@@ -85,6 +90,7 @@ Status KVCache::Impl::WaitFor(Event event) {
 }
 
 void KVCache::Impl::Publish() {
+  StartWrites();
   Stats now;
   manager.FillStats(now);
   const std::lock_guard<std::mutex> lock(stats_mutex);
@@ -123,10 +129,17 @@ Result<KVCache> KVCache::Create(const CacheConfig& config, Device device) {
     Result<std::vector<cache::RopeTable>> ropes =
         cache::MakeRopeTables(device, config.ropes, config.max_tokens_per_sequence);
     if (!ropes.ok()) return ropes.status();
+    std::unique_ptr<cache::TierStreams> tier;
+    if (const std::int64_t places = resolved->footprint.num_host_blocks; places > 0) {
+      auto made = cache::TierStreams::Create(device, resolved->MakeLayout(config), places);
+      if (!made.ok()) return made.status();
+      tier = *std::move(made);
+    }
     const blocks::ManagerConfig manager =
         ManagerConfigOf(config, *resolved, device.backend().has_memory());
     auto impl = std::make_unique<Impl>(config, device, *std::move(resolved), *std::move(storage),
                                        *std::move(arrays), *std::move(ropes), manager);
+    impl->tier = std::move(tier);
     if (Status events = impl->CreateEvents(); !events.ok()) return events;
     // The pool is zero before anyone may look at it.
     if (Status zeroed = device.Synchronize(Stream{}); !zeroed.ok()) return zeroed;
@@ -148,7 +161,9 @@ Status KVCache::Supports(const CacheConfig& config, Feature feature) {
       return resolved.status();
     }
     switch (feature) {
-      case Feature::kTransfers: return Unsupported("transfers to a second tier are not built");
+      case Feature::kTransfers:
+        if (config.host.num_blocks > 0 || config.host.bytes > 0) return {};
+        return Unsupported("transfers: host asks for no host tier");
       case Feature::kReleaseReacquire: return Unsupported("Release and Reacquire are not built");
       case Feature::kTokenReuse: return {};
       case Feature::kCheckSlots: return Unsupported("check_slots is not built");
@@ -290,15 +305,6 @@ Status KVCache::Release() {
 }
 Status KVCache::Reacquire() {
   return Guarded([] { return Unsupported("Reacquire is not built"); });
-}
-Status KVCache::Fetch(SequenceId) {
-  return Guarded([] { return Unsupported("Fetch: transfers are not built"); });
-}
-Status KVCache::Suspend(SequenceId) {
-  return Guarded([] { return Unsupported("Suspend: transfers are not built"); });
-}
-Status KVCache::Resume(SequenceId) {
-  return Guarded([] { return Unsupported("Resume: transfers are not built"); });
 }
 
 // --- Steps ------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -13,6 +14,7 @@
 #include "cache/resolved_config.h"
 #include "cache/rope_tables.h"
 #include "cache/step_arrays.h"
+#include "cache/tier_streams.h"
 #include "lariat/kv_cache.h"
 #include "storage/block_storage.h"
 
@@ -30,7 +32,7 @@ inline Status NotOfThisCache() { return InvalidArgument("step: not a step of thi
 
 // Composes ids (blocks), bytes (storage) and the device; holds no policy of its own.
 // Files: kv_cache.cc (creation, forwarding), kv_cache_steps.cc (the life of a step),
-// kv_cache_mla.cc (calls of MLA).
+// kv_cache_tier.cc (the host tier), kv_cache_read.cc (ReadRows), kv_cache_mla.cc (calls of MLA).
 struct KVCache::Impl {
   Impl(const CacheConfig& config, Device device, cache::ResolvedConfig resolved,
        storage::BlockStorage storage, cache::StepArrays arrays, std::vector<cache::RopeTable> ropes,
@@ -61,6 +63,8 @@ struct KVCache::Impl {
   // Discards dropped steps, latest first, as far as that is legal.
   void DiscardAbandoned();
   Result<PollReport> Poll();
+  // Reads the fault records of steps that ended and have passed; returns how many have not.
+  Result<int> HarvestPassed();
   // Reads the fault record of a step whose event has passed.
   void Harvest(StepRecord& record);
   Status CheckStream(Stream stream) const;
@@ -93,6 +97,16 @@ struct KVCache::Impl {
     }
   }
 
+  Status CheckTier() const;  // kUnsupported without one
+  // Starts the copies to the host that calls decided on.
+  void StartWrites();
+  void TellFailedBatches();
+  Result<TransferId> Fetch(SequenceId sequence);
+  Result<TransferId> Suspend(SequenceId sequence);
+  Result<TransferId> Resume(SequenceId sequence);
+  Result<TransferId> StartTransfer(const Result<TransferId>& decided);
+  Result<TransferReport> Accept(TransferId id);
+
   // A call with a step appends or reads its rows; without one it warms up for the largest.
   Status MlaAppend(std::uint64_t id, int layer, const MlaAppendInputs& inputs, Stream stream);
   Status MlaExpand(std::uint64_t id, int layer, const MlaExpandInputs& inputs, Stream stream);
@@ -108,7 +122,8 @@ struct KVCache::Impl {
   Result<MlaCompressParams> CompressParams(int layer, const MlaCompressInputs& inputs,
                                            std::int64_t tokens, Stream stream);
 
-  // Publishes the counters; called at the end of every call that changes them.
+  // Called at the end of every call that may have changed something: starts what is to be copied to
+  // the host now, and publishes the counters.
   void Publish();
   Stats ReadStats() const;
 
@@ -118,6 +133,7 @@ struct KVCache::Impl {
   storage::BlockStorage storage;
   cache::StepArrays arrays;
   std::vector<cache::RopeTable> ropes;
+  std::unique_ptr<cache::TierStreams> tier;  // null: no host tier
   blocks::BlockManager manager;
 
   std::vector<StepRecord> ring;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cache/resolved_config.h"
 
+#include <algorithm>
 #include <limits>
 #include <string>
 
@@ -192,6 +193,48 @@ Status ResolveMemory(const CacheConfig& config, BackendKind kind, ResolvedConfig
   return {};
 }
 
+// Sets the host tier's places and what follows from them.
+Status ResolveHost(const CacheConfig& config, ResolvedConfig& resolved) {
+  const HostTier& host = config.host;
+  if (host.num_blocks < 0) return OutOfRange("host.num_blocks", host.num_blocks, "0 and more");
+  if (host.bytes < 0) return OutOfRange("host.bytes", host.bytes, "0 and more");
+  if (host.num_blocks > 0 && host.bytes > 0) {
+    return InvalidArgument("host: only one of num_blocks and bytes is to be set");
+  }
+  if (static_cast<int>(host.write) > static_cast<int>(WritePolicy::kAfterHits)) {
+    return OutOfRange("host.write", static_cast<int>(host.write), "kBack, kThrough and kAfterHits");
+  }
+  if (host.write_after_hits < 1) {
+    return OutOfRange("host.write_after_hits", host.write_after_hits, "1 and more");
+  }
+  if (host.clean_blocks < 0) {
+    return OutOfRange("host.clean_blocks", host.clean_blocks, "0 and more");
+  }
+  if (host.num_blocks == 0 && host.bytes == 0) return {};
+  if (config.memory.unlimited) {
+    return Unsupported("host beside memory.unlimited: nothing would ever be evicted");
+  }
+  if (config.layout == Layout::kLayerMajor) {
+    return Unsupported("host with layout layer_major: a host tier holds block_major blocks only");
+  }
+  MemoryFootprint& footprint = resolved.footprint;
+  const std::int64_t blocks =
+      host.num_blocks > 0 ? host.num_blocks : host.bytes / footprint.bytes_per_block;
+  if (blocks == 0) {
+    return OutOfRange("host.bytes", host.bytes,
+                      "at least one block of " + std::to_string(footprint.bytes_per_block));
+  }
+  if (Status s = CheckRange("host.num_blocks", blocks, 1, kMaxBlocks); !s.ok()) return s;
+  if (blocks > std::numeric_limits<std::int64_t>::max() / footprint.bytes_per_block) {
+    return OutOfRange("host.num_blocks", blocks, "tiers below 2^63 bytes");
+  }
+  footprint.num_host_blocks = blocks;
+  footprint.host_tier_bytes = blocks * footprint.bytes_per_block;
+  const std::int64_t eighth = std::max<std::int64_t>(1, std::min(blocks, resolved.num_blocks) / 8);
+  resolved.clean_blocks = std::min(blocks, host.clean_blocks > 0 ? host.clean_blocks : eighth);
+  return {};
+}
+
 }  // namespace
 
 std::uint32_t TablesFor(const CacheConfig& config, const ResolvedConfig& resolved,
@@ -242,6 +285,7 @@ Result<ResolvedConfig> Resolve(const CacheConfig& config, BackendKind kind) {
   footprint.bytes_per_token = layout.bytes_per_token();
   footprint.bytes_per_block = layout.bytes_per_block();
   if (Status s = ResolveMemory(config, kind, resolved); !s.ok()) return s;
+  if (Status s = ResolveHost(config, resolved); !s.ok()) return s;
   footprint.num_blocks = resolved.num_blocks;
   footprint.pool_bytes = resolved.num_blocks * footprint.bytes_per_block;
   for (std::size_t r = 0; r < config.ropes.size(); ++r) {
@@ -254,7 +298,10 @@ Result<ResolvedConfig> Resolve(const CacheConfig& config, BackendKind kind) {
   }
   const StepArraySizes sizes = SizeStepArrays(config, resolved);
   footprint.step_array_bytes = sizes.device_bytes;
-  footprint.pinned_host_bytes = sizes.pinned_bytes;
+  if (sizes.pinned_bytes > std::numeric_limits<std::int64_t>::max() - footprint.host_tier_bytes) {
+    return OutOfRange("host.num_blocks", footprint.num_host_blocks, "tiers below 2^63 bytes");
+  }
+  footprint.pinned_host_bytes = sizes.pinned_bytes + footprint.host_tier_bytes;
   return resolved;
 }
 

@@ -12,6 +12,7 @@ namespace lariat::cache {
 struct ResolvedConfig {
   std::vector<LayerSpec> layers;  // with this rank's heads
   std::int64_t num_blocks = 0;    // 0 when unlimited
+  std::int64_t clean_blocks = 0;  // of the host tier; 0 without one
   std::int64_t table_stride = 0;  // entries of a block table's row
   int position_sections = 1;      // 3 where a rope has mrope sections
   std::uint32_t two_tables =

@@ -42,6 +42,8 @@ class BlockLayout {
   const std::vector<LayerPlanes>& layers() const { return layers_; }
   // Whether a block is one run of bytes_per_block() bytes at block * bytes_per_block().
   bool contiguous_blocks() const { return layout_ == Layout::kBlockMajor; }
+  // Runs of bytes that a block consists of, at most.
+  std::size_t ranges_per_block() const { return contiguous_blocks() ? 1 : 2 * layers_.size(); }
 
  private:
   int block_size_;

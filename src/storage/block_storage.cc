@@ -16,9 +16,7 @@ Result<BlockStorage> BlockStorage::Create(Device device, BlockLayout layout,
     if (Status filled = device.Fill(pool.data(), 0, bytes, Stream{}); !filled.ok()) return filled;
   }
   BlockStorage storage(std::move(device), std::move(layout), std::move(pool));
-  const std::size_t ranges =
-      storage.layout_.contiguous_blocks() ? 1 : 2 * storage.layout_.layers().size();
-  storage.copies_.reserve(max_moves * ranges);
+  storage.copies_.reserve(max_moves * storage.layout_.ranges_per_block());
   return storage;
 }
 
@@ -26,19 +24,11 @@ Status BlockStorage::Move(std::span<const BlockMove> moves, Stream stream) {
   if (moves.empty() || !device_.backend().has_memory()) return {};
   copies_.clear();
   for (const BlockMove& move : moves) {
-    if (layout_.contiguous_blocks()) {
-      const std::int64_t bytes = layout_.bytes_per_block();
-      copies_.push_back(
-          {base() + move.to * bytes, base() + move.from * bytes, static_cast<std::size_t>(bytes)});
-      continue;
-    }
-    for (const LayerPlanes& planes : layout_.layers()) {
-      for (const Plane* plane : {&planes.k, &planes.v}) {
-        if (plane->empty()) continue;
-        copies_.push_back({At(*plane, move.to, 0), At(*plane, move.from, 0),
-                           static_cast<std::size_t>(plane->block_stride)});
-      }
-    }
+    std::size_t next = copies_.size();
+    ForEachRange(move.from, [&](std::byte* from, std::size_t bytes) {
+      copies_.push_back({nullptr, from, bytes});
+    });
+    ForEachRange(move.to, [&](std::byte* to, std::size_t) { copies_[next++].dst = to; });
   }
   return device_.backend().Copy(copies_, stream);
 }

@@ -28,6 +28,23 @@ class BlockStorage {
   const BlockLayout& layout() const { return layout_; }
   std::byte* base() const { return static_cast<std::byte*>(pool_.data()); }
 
+  // Calls `range(first byte, bytes)` for each run of bytes that a block consists of, in the order
+  // of a contiguous block.
+  template <class Range>
+  void ForEachRange(std::int32_t block, Range range) const {
+    if (layout_.contiguous_blocks()) {
+      const std::int64_t bytes = layout_.bytes_per_block();
+      range(base() + block * bytes, static_cast<std::size_t>(bytes));
+      return;
+    }
+    for (const LayerPlanes& planes : layout_.layers()) {
+      for (const Plane* plane : {&planes.k, &planes.v}) {
+        if (plane->empty()) continue;
+        range(At(*plane, block, 0), static_cast<std::size_t>(plane->block_stride));
+      }
+    }
+  }
+
   // REQUIRES: no block is both a source and a target.
   Status Move(std::span<const BlockMove> moves, Stream stream);
 

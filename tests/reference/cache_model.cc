@@ -69,6 +69,7 @@ PrefixMatch CacheModel::Match(std::span<const TokenId> prompt, const std::string
   match.blocks = std::ssize(hit.blocks);
   match.idle_blocks =
       std::count_if(hit.blocks.begin(), hit.blocks.end(), [&](int block) { return Idle(block); });
+  match.host_tokens = HostTokens(prompt, options);
   return match;
 }
 
@@ -102,9 +103,14 @@ std::vector<int> CacheModel::Victims(std::int64_t count) const {
 
 // --- Life of a block ------------------------------------------------------------------------
 
+void CacheModel::LeaveLru(int block) {
+  if (Idle(block)) ++removed_;
+  lru_.remove(block);
+}
+
 void CacheModel::Hold(int block) {
   ++blocks_[block].refs;
-  lru_.remove(block);
+  LeaveLru(block);
 }
 
 void CacheModel::Drop(int block) {
@@ -169,6 +175,7 @@ void CacheModel::Publish(SequenceId id, ModelSequence& sequence) {
     if (added) {
       blocks_.at(mine).index_options = key.first;
       blocks_.at(mine).index_tokens = key.second;
+      IsCached(key);
     } else if (entry->second != mine) {
       // Others that share it would hold blocks of the index without all of those above.
       if (blocks_.at(mine).refs > 1 || blocks_.at(mine).pins > 0) return;
@@ -185,6 +192,7 @@ void CacheModel::Publish(SequenceId id, ModelSequence& sequence) {
 // The last block of a sequence that has ended, where nobody else needs it, stays for what it holds.
 void CacheModel::PublishTail(const ModelSequence& sequence) {
   if (!config_.reuse || !config_.tokens || !sequence.indexable) return;
+  if (sequence.table.empty()) return;  // it is in host memory
   const std::int64_t end = std::min<std::int64_t>(sequence.settled, std::ssize(sequence.ids));
   if (end % config_.block_size == 0) return;
   ModelBlock& block = blocks_.at(sequence.table.at(end / config_.block_size));
@@ -204,6 +212,7 @@ void CacheModel::PublishTail(const ModelSequence& sequence) {
   index_[{sequence.options, tokens}] = sequence.table.at(end / config_.block_size);
   block.index_tokens = tokens;
   block.index_options = sequence.options;
+  IsCached({sequence.options, tokens});
 }
 
 // --- Sequences ------------------------------------------------------------------------------
@@ -262,6 +271,7 @@ void CacheModel::Close(SequenceId id) {
   closed_[id] = sequences_.at(id);
   sequences_.erase(id);
   EndOfClosed(id);
+  KeepClean();
 }
 
 // What follows is another text: the ids behind `length` are forgotten, the prompt's too.
@@ -285,6 +295,7 @@ void CacheModel::Truncate(SequenceId id, std::int64_t length) {
   sequence.settled = std::min(sequence.settled, length);
   ForgetIds(sequence, length);
   TrimTable(id, sequence, length);
+  KeepClean();
 }
 
 void CacheModel::Fork(SequenceId parent, SequenceId child, std::int64_t length) {
@@ -301,6 +312,7 @@ void CacheModel::SetTokens(SequenceId id, std::span<const TokenId> tokens) {
   sequence.ids.insert(sequence.ids.end(), tokens.begin(), tokens.end());
   Publish(id, sequence);
   NotePeak();
+  KeepClean();
 }
 
 void CacheModel::Clear() {
@@ -337,23 +349,29 @@ Code CacheModel::Pin(std::span<const TokenId> prompt, const std::string& options
   if (kept() + std::ssize(more) > config_.max_pinned) return Code::kResourceExhausted;
   for (const int block : more) {
     ++blocks_.at(block).pins;
-    lru_.remove(block);
+    LeaveLru(block);
   }
   kept_.insert({options, WholeBlocks(prompt)});
   NotePeak();
+  KeepClean();
   return Code::kOk;
 }
 
 Code CacheModel::Unpin(std::span<const TokenId> prompt, const std::string& options) {
   const auto kept = kept_.find({options, WholeBlocks(prompt)});
   if (kept == kept_.end()) return Code::kInvalidArgument;
-  kept_.erase(kept);
-  std::vector<int> path = Indexed(prompt, options);
+  Unkeep(*kept);
+  KeepClean();
+  return Code::kOk;
+}
+
+void CacheModel::Unkeep(const IndexKey& kept) {
+  std::vector<int> path = Indexed(kept.second, kept.first);
+  kept_.erase(kept_.find(kept));
   std::reverse(path.begin(), path.end());
   for (const int block : path) {
     if (!Keeps(block)) Unpin(block);
   }
-  return Code::kOk;
 }
 
 std::int64_t CacheModel::Remove(std::span<const TokenId> prompt,
@@ -362,26 +380,36 @@ std::int64_t CacheModel::Remove(std::span<const TokenId> prompt,
     return tokens.size() >= prompt.size() &&
            std::equal(prompt.begin(), prompt.end(), tokens.begin());
   };
+  const std::list<int> idle = lru_;  // what was pinned till now does not become idle first
   while (true) {  // a pin goes with any of its blocks
     const auto kept = std::find_if(kept_.begin(), kept_.end(), [&](const IndexKey& key) {
       return such(key.first) && begins(key.second);
     });
     if (kept == kept_.end()) break;
-    const IndexKey gone = *kept;
-    Unpin(gone.second, gone.first);
+    Unkeep(*kept);
   }
   std::int64_t removed = 0;
+  for (auto copy = copies_.begin(); copy != copies_.end();) {
+    const IndexKey key = copy->first;
+    ++copy;
+    if (!such(key.first) || !begins(key.second)) continue;
+    if (index_.count(key) == 0) ++removed;
+    DropCopy(key);
+  }
   for (auto entry = index_.begin(); entry != index_.end();) {
     if (!such(entry->first.first) || !begins(entry->first.second)) {
       ++entry;
       continue;
     }
     const int block = entry->second;
+    const IndexKey gone = entry->first;
     entry = index_.erase(entry);
     ++removed;
     ModelBlock& state = blocks_.at(block);
     state.index_tokens.reset();
+    hits_.erase(gone);
     if (Idle(block)) {
+      removed_ += std::count(idle.begin(), idle.end(), block);
       lru_.remove(block);
       blocks_.erase(block);
       free_.insert(block);
@@ -389,11 +417,13 @@ std::int64_t CacheModel::Remove(std::span<const TokenId> prompt,
   }
   for (auto* const all : {&sequences_, &closed_}) {
     for (auto& [id, sequence] : *all) {
-      if (!sequence.table.empty() && such(sequence.options) && begins(sequence.ids)) {
+      if ((!sequence.table.empty() || (sequence.away() && sequence.base > 0)) &&
+          such(sequence.options) && begins(sequence.ids)) {
         sequence.indexable = false;
       }
     }
   }
+  KeepClean();
   return removed;
 }
 

@@ -38,6 +38,10 @@ struct ModelConfig {
   bool reuse = true;
   bool tokens = false;  // hits may end inside a block
   std::int64_t max_pinned = 0;
+  std::int64_t host_blocks = 0;  // 0: no host tier
+  WritePolicy write = WritePolicy::kBack;
+  int write_after_hits = 1;
+  std::int64_t clean_blocks = 1;
 };
 
 // The options a sequence's blocks are keyed by, as one string.
@@ -49,6 +53,28 @@ struct ModelBlock {
   std::uint64_t reserved_by = 0;                     // the uncommitted step that took it
   std::optional<std::vector<TokenId>> index_tokens;  // where the index names it
   std::string index_options;
+  bool in_transit = false;  // taken by a transfer; that is one of its `pins`
+};
+
+using IndexKey = std::pair<std::string, std::vector<TokenId>>;  // options, tokens from the start on
+
+// A place of the host tier. Ids of places are the model's own.
+struct ModelPlace {
+  std::optional<IndexKey> key;  // of the text whose copy it is; none: of one sequence's alone
+  int holds = 0;
+  std::optional<int> incoming;  // the block that a transfer brings it to
+};
+
+struct ModelTransfer {
+  struct Item {
+    int block = 0;  // one of its `pins`
+    std::optional<int> place;
+    bool copied = false;
+  };
+  TransferId id = TransferId::kNone;
+  SequenceId sequence = SequenceId::kNone;
+  bool resumes = false;
+  std::vector<Item> items;
 };
 
 struct ModelSequence {
@@ -62,6 +88,10 @@ struct ModelSequence {
   bool planned = false;   // its first plan was made, and not taken back
   bool indexable = true;  // false once its rows outlived a Clear
   std::vector<int> table;
+  bool suspended = false;
+  std::vector<int> places;                 // suspended: what it holds instead of the table
+  TransferId transit = TransferId::kNone;  // that it waits for
+  bool away() const { return suspended || transit != TransferId::kNone; }
 };
 
 struct ModelCopy {
@@ -158,6 +188,28 @@ class CacheModel {
                       const std::function<bool(const std::string&)>& such);
   std::int64_t kept() const;  // blocks
 
+  // What Suspend, Fetch and Resume may answer; where that is kOk, how many copies they make.
+  struct Move {
+    Code code = Code::kOk;
+    std::int64_t copies = 0;
+    bool waits = false;  // it is a transfer, with copies or without
+  };
+  Move Suspend(SequenceId id);
+  // transfer_of: given what the model expects, tells the transfer's id and the block of each item,
+  // as the cache has them. They change nothing where the code is not kOk.
+  template <class TransferOf>
+  std::string Fetch(SequenceId id, TransferOf transfer_of) {
+    return Start(Decide(id, /*resumes=*/false), transfer_of);
+  }
+  template <class TransferOf>
+  std::string Resume(SequenceId id, TransferOf transfer_of) {
+    return Start(Decide(id, /*resumes=*/true), transfer_of);
+  }
+  Move CheckMove(SequenceId id, bool resumes) const;
+  void Accept(TransferId id);
+  const std::list<ModelTransfer>& transfers() const { return transfers_; }
+  std::uint64_t next_transfer() const { return next_transfer_; }
+
   std::int64_t Planned(const ModelSequence& sequence, SequenceId id) const;  // certain rows
   std::int64_t Length(const ModelSequence& sequence, SequenceId id) const;   // drafts too
   bool InLiveStep(SequenceId id) const;
@@ -174,8 +226,6 @@ class CacheModel {
   const std::optional<ModelStep>& plan() const { return plan_; }
 
  private:
-  using IndexKey = std::pair<std::string, std::vector<TokenId>>;
-
   std::vector<int> Indexed(std::span<const TokenId> tokens, const std::string& options) const;
   ModelHit Hit(std::span<const TokenId> prompt, const std::string& options) const;
   bool Idle(int block) const { return std::find(lru_.begin(), lru_.end(), block) != lru_.end(); }
@@ -183,6 +233,7 @@ class CacheModel {
   ModelPlan TryPlan(std::span<const StepItem> items, bool copy_idle) const;
   void PublishTail(const ModelSequence& sequence);
   bool Keeps(int block) const;
+  void Unkeep(const IndexKey& kept);
   std::vector<TokenId> WholeBlocks(std::span<const TokenId> tokens) const;
   bool HasIndexedChild(int block, const std::set<int>& gone) const;
   std::vector<int> Victims(std::int64_t count) const;
@@ -201,6 +252,39 @@ class CacheModel {
   void EndOfClosed(SequenceId id);
   std::int64_t BlocksFor(std::int64_t tokens) const;
   void NotePeak();
+  void LeaveLru(int block);
+
+  // cache_model_tier.cc
+  IndexKey KeyOf(const ModelSequence& sequence, std::size_t blocks) const;
+  bool OnDevice(const ModelPlace& place) const;
+  std::vector<IndexKey> HostPath(const ModelSequence& sequence) const;
+  std::int64_t HostTokens(std::span<const TokenId> prompt, const std::string& options) const;
+  std::optional<int> FirstCached(bool on_device) const;
+  void Evict(int block);
+  void IsCached(const IndexKey& key);
+  void CountHits(const ModelEntry& entry);
+  bool Write(const IndexKey& key);
+  void KeepClean();
+  void ForgetCopies(const IndexKey& top);
+  void DropCopy(const IndexKey& key);
+  void HoldPlace(int place);
+  void UnholdPlace(int place);
+  void ToNewest(int place);
+  ModelTransfer Decide(SequenceId id, bool resumes) const;
+  std::string Begin(ModelTransfer transfer);
+  void Land(ModelTransfer transfer);
+  void Attach(ModelTransfer::Item& item);
+  template <class TransferOf>
+  std::string Start(ModelTransfer transfer, TransferOf transfer_of) {
+    const std::vector<int> blocks = transfer_of(transfer);
+    if (blocks.size() != transfer.items.size()) return "a transfer of another length";
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      ModelTransfer::Item& item = transfer.items[i];
+      if (item.copied) item.block = blocks[i];
+      if (item.block != blocks[i]) return "a transfer of other blocks";
+    }
+    return Begin(std::move(transfer));
+  }
 
   ModelConfig config_;
   std::map<SequenceId, ModelSequence> sequences_;  // open ones
@@ -217,6 +301,17 @@ class CacheModel {
   std::shared_ptr<const CacheModel> before_plan_;
   std::uint64_t next_step_ = 1;
   int next_placeholder_ = -1;
+
+  std::map<int, ModelPlace> places_;    // all but free ones
+  std::map<IndexKey, int> copies_;      // place of a text
+  std::list<int> host_lru_;             // places that nobody holds
+  std::map<IndexKey, int> hits_;        // of a text, since it is cached anywhere
+  std::list<ModelTransfer> transfers_;  // not accepted, oldest first
+  std::uint64_t next_transfer_ = 1;
+  int next_place_ = 0;
+  // The first clean_ of lru_ had copies when removed_ blocks had left it.
+  std::int64_t clean_ = 0, looked_at_ = 0, removed_ = 0;
+  std::int64_t offloaded_ = 0, onboarded_ = 0, host_evicted_ = 0;
 
   std::int64_t peak_low_ = 0, peak_high_ = 0;  // without and with plans that were dropped
   std::int64_t evicted_ = 0, merged_ = 0, copied_ = 0, hit_tokens_ = 0, committed_ = 0;

@@ -36,6 +36,7 @@ std::set<Code> CacheModel::CheckItems(std::span<const StepItem> items,
   if (std::ssize(steps_) >= config_.max_steps_in_flight) codes.insert(Code::kNotReady);
   for (const StepItem& item : items) {
     const auto found = sequences_.find(item.sequence);
+    if (found != sequences_.end() && found->second.away()) codes.insert(Code::kNotReady);
     if (found == sequences_.end() || !seen.insert(item.sequence).second || item.num_tokens < 1 ||
         item.num_drafts < 0 || item.num_drafts >= item.num_tokens ||
         !PositionsOk(item, config_.max_tokens_per_sequence)) {
@@ -75,6 +76,8 @@ ModelPlan CacheModel::TryPlan(std::span<const StepItem> items, bool copy_idle) c
     }
     if (entry.copied && Idle(entry.copied->source)) claimed.insert(entry.copied->source);
   }
+  plan.failure.in_transit = std::count_if(
+      blocks_.begin(), blocks_.end(), [](const auto& block) { return block.second.in_transit; });
   plan.failure.available = std::ssize(free_) + std::ssize(lru_) - std::ssize(claimed);
   if (plan.failure.needed <= plan.failure.available) {
     plan.codes.insert(Code::kOk);
@@ -111,10 +114,16 @@ ModelPlan CacheModel::CheckPlan(std::span<const StepItem> items, const StepShape
 // Closed sequences do not count: what their live steps read was read, in stream order, before a
 // later step writes.
 std::int64_t CacheModel::OpenHolders(int block) const {
-  return std::count_if(sequences_.begin(), sequences_.end(), [&](const auto& entry) {
-    const std::vector<int>& table = entry.second.table;
-    return std::find(table.begin(), table.end(), block) != table.end();
-  });
+  std::int64_t holders =
+      std::count_if(sequences_.begin(), sequences_.end(), [&](const auto& entry) {
+        const std::vector<int>& table = entry.second.table;
+        return std::find(table.begin(), table.end(), block) != table.end();
+      });
+  for (const ModelTransfer& transfer : transfers_) {
+    holders += std::count_if(transfer.items.begin(), transfer.items.end(),
+                             [&](const auto& item) { return item.block == block; });
+  }
+  return holders;
 }
 
 // All claims precede all allocations; free blocks are taken before victims.
@@ -140,7 +149,7 @@ void CacheModel::PlanStep(std::span<const StepItem> items, bool copy_idle) {
           entry.hit = std::ssize(hit.blocks) * config_.block_size;
         } else {
           entry.copied = ModelCopy{hit.blocks.size(), *hit.source, 0, true, idle};
-          lru_.remove(*hit.source);
+          LeaveLru(*hit.source);
           ++blocks_.at(*hit.source).pins;
           step.releases.push_back({*hit.source, item.sequence});
         }
@@ -187,7 +196,7 @@ void CacheModel::PlanStep(std::span<const StepItem> items, bool copy_idle) {
   }
   free_taken_ = std::min(std::ssize(free_), std::ssize(step.fresh));
   step.victims = Victims(std::ssize(step.fresh) - free_taken_);
-  for (const int block : step.victims) lru_.remove(block);
+  for (const int block : step.victims) LeaveLru(block);
   plan_ = step;
   NotePeak();
 }
@@ -217,9 +226,7 @@ std::string CacheModel::Bind(const std::map<int, int>& real) {
   }
   for (const int block : step.victims) {
     if (taken.count(block) == 0) return "victim " + std::to_string(block) + " was not used";
-    index_.erase({blocks_.at(block).index_options, *blocks_.at(block).index_tokens});
-    blocks_.erase(block);
-    ++evicted_;
+    Evict(block);
   }
   const auto bind = [&](int& block) {
     if (block < 0) block = real.at(block);
@@ -237,12 +244,14 @@ std::string CacheModel::Bind(const std::map<int, int>& real) {
       ++copied_;
     }
     hit_tokens_ += entry.hit;
+    if (entry.first_plan) CountHits(entry);
   }
   free_taken_ = 0;
   steps_.push_back(step);
   plan_.reset();
   before_plan_.reset();
   NotePeak();
+  KeepClean();
   return "";
 }
 
@@ -263,6 +272,8 @@ void CacheModel::EndOfClosed(SequenceId id) {
   if (closed == closed_.end() || InLiveStep(id)) return;
   PublishTail(closed->second);
   TrimTable(id, closed->second, 0);
+  const std::vector<int>& places = closed->second.places;
+  for (auto place = places.rbegin(); place != places.rend(); ++place) UnholdPlace(*place);
   closed_.erase(closed);
 }
 
@@ -312,6 +323,7 @@ void CacheModel::Commit(std::size_t index, const std::map<SequenceId, Keep>& kee
   // In which order blocks are claimed and given back inside the call is not said.
   peak_high_ = std::max(peak_high_, used + merged_ - merged);
   NotePeak();
+  KeepClean();
 }
 
 void CacheModel::Discard(std::size_t index) {
@@ -345,6 +357,7 @@ void CacheModel::Discard(std::size_t index) {
     }
   }
   for (const ModelEntry& entry : step.entries) EndOfClosed(entry.sequence);
+  KeepClean();
 }
 
 bool CacheModel::SharesLater(std::size_t step, bool open_only) const {
@@ -373,11 +386,15 @@ std::string CacheModel::CompareStats(const Stats& stats) const {
   };
   std::int64_t used = std::ssize(blocks_) - std::ssize(lru_);
   if (plan_) used -= std::ssize(plan_->victims);
-  std::int64_t reserved = 0;
+  std::int64_t reserved = 0, in_transit = 0;
   bool orphans = false;  // blocks that only live steps hold: reserved or held, as the cache likes
   for (const auto& [id, block] : blocks_) {
     if (block.refs > 0 && block.reserved_by != 0) ++reserved;
-    if (block.refs == 0 && block.pins > 0) orphans = true;
+    if (block.in_transit) {
+      ++in_transit;
+    } else if (block.refs == 0 && block.pins > 0) {
+      orphans = true;
+    }
   }
   equal("total_blocks", stats.total_blocks, config_.total_blocks);
   equal("sum of states",
@@ -386,9 +403,16 @@ std::string CacheModel::CompareStats(const Stats& stats) const {
         config_.total_blocks);
   equal("free_blocks", stats.free_blocks, std::ssize(free_) - free_taken_);
   equal("idle_blocks", stats.idle_blocks, std::ssize(lru_));
-  equal("held + reserved", stats.held_blocks + stats.reserved_blocks, used);
+  equal("held + reserved", stats.held_blocks + stats.reserved_blocks, used - in_transit);
   if (!orphans) equal("reserved_blocks", stats.reserved_blocks, reserved);
-  equal("in_transit_blocks", stats.in_transit_blocks, 0);
+  equal("in_transit_blocks", stats.in_transit_blocks, in_transit);
+  equal("host_used", stats.host_used, std::ssize(places_));
+  equal("host_held", stats.host_held, std::ssize(places_) - std::ssize(host_lru_));
+  if (!plan_) {
+    equal("offloaded_blocks", stats.offloaded_blocks, offloaded_);
+    equal("onboarded_blocks", stats.onboarded_blocks, onboarded_);
+    equal("host_evicted", stats.host_evicted, host_evicted_);
+  }
   equal("indexed_blocks", stats.indexed_blocks, std::ssize(index_));
   equal("pinned_blocks", stats.pinned_blocks, kept());
   equal("evicted_blocks", stats.evicted_blocks, evicted_);

@@ -111,9 +111,10 @@ void RandomCalls::Truncate() {
   // To nothing at all is tested elsewhere.
   std::int64_t to = Chance(60) ? std::max<std::int64_t>(1, length - Roll(4)) : 1 + Roll(length + 2);
   if (Chance(3)) to = -1 - Roll(3);
-  const Code code = pair_.Call(Text("Truncate ", CachePair::Name(id), " to ", to),
-                               Unless({to < 0 ? Code::kInvalidArgument : Code::kOk}),
-                               [&](KVCache& cache, int) { return cache.Truncate(id, to); });
+  const Code code =
+      pair_.Call(Text("Truncate ", CachePair::Name(id), " to ", to),
+                 UnlessAway(found->second, {to < 0 ? Code::kInvalidArgument : Code::kOk}),
+                 [&](KVCache& cache, int) { return cache.Truncate(id, to); });
   if (code == Code::kOk) {
     model().Truncate(id, to);
     const std::string once = pair_.snapshot();
@@ -140,8 +141,8 @@ void RandomCalls::Fork() {
   }
   if (codes.empty()) codes.insert(Code::kOk);
   SequenceId ids[2] = {};
-  const Code code = pair_.Call(Text("Fork ", CachePair::Name(id), " at ", length), Unless(codes),
-                               [&](KVCache& cache, int which) {
+  const Code code = pair_.Call(Text("Fork ", CachePair::Name(id), " at ", length),
+                               UnlessAway(found->second, codes), [&](KVCache& cache, int which) {
                                  auto child = cache.Fork(id, length);
                                  if (child.ok()) ids[which] = *child;
                                  return child.status();
@@ -171,7 +172,7 @@ void RandomCalls::SetTokens() {
     tokens.push_back(1);
   }
   const Code code = pair_.Call(Text("SetTokens ", CachePair::Name(id), " ", tokens.size()),
-                               Unless({invalid ? Code::kInvalidArgument : Code::kOk}),
+                               UnlessAway(sequence, {invalid ? Code::kInvalidArgument : Code::kOk}),
                                [&](KVCache& cache, int) { return cache.SetTokens(id, tokens); });
   if (code == Code::kOk) model().SetTokens(id, tokens);
   pair_.CheckState();
@@ -225,13 +226,17 @@ void RandomCalls::Keep() {
         return result.status();
       });
   if (code == Code::kOk) {
-    const std::string begin = Text(options.salt.size(), ":", options.salt);
     const std::int64_t want =
-        salt ? model().Remove({}, [&](const std::string& of) { return of.rfind(begin, 0) == 0; })
+        salt ? RemoveSalt(std::string(options.salt))
              : model().Remove(prompt, [&](const std::string& of) { return of == key; });
     if (removed[0] != want) pair_.Fail(Text("removed ", removed[0], ", should be ", want));
   }
   pair_.CheckState();
+}
+
+std::int64_t RandomCalls::RemoveSalt(const std::string& salt) {
+  const std::string begin = Text(salt.size(), ":", salt);
+  return model().Remove({}, [&](const std::string& of) { return of.rfind(begin, 0) == 0; });
 }
 
 // Match of an open sequence that was not planned yet, and of its prompt.
@@ -252,19 +257,21 @@ void RandomCalls::Match() {
   const auto check = [&] {
     for (const PrefixMatch& match : got) {
       if (match.tokens != want.tokens || match.blocks != want.blocks ||
-          match.idle_blocks != want.idle_blocks) {
+          match.idle_blocks != want.idle_blocks || match.host_tokens != want.host_tokens) {
         pair_.Fail(Text("Match finds ", match.tokens, ", ", match.blocks, ", ", match.idle_blocks,
-                        ", should be ", want.tokens, ", ", want.blocks, ", ", want.idle_blocks));
+                        ", ", match.host_tokens, ", should be ", want.tokens, ", ", want.blocks,
+                        ", ", want.idle_blocks, ", ", want.host_tokens));
       }
     }
   };
-  const Code code = pair_.Call(Text("Match ", CachePair::Name(id)),
-                               {sequence.planned ? Code::kInvalidArgument : Code::kOk},
-                               [&](KVCache& cache, int which) {
-                                 auto match = cache.Match(id);
-                                 if (match.ok()) got[which] = *match;
-                                 return match.status();
-                               });
+  const Code code =
+      pair_.Call(Text("Match ", CachePair::Name(id)),
+                 UnlessAway(sequence, {sequence.planned ? Code::kInvalidArgument : Code::kOk}),
+                 [&](KVCache& cache, int which) {
+                   auto match = cache.Match(id);
+                   if (match.ok()) got[which] = *match;
+                   return match.status();
+                 });
   if (code == Code::kOk) check();
   if (sequence.options != reference::OptionsKey({})) return;
   const std::string before = pair_.snapshot();
@@ -334,14 +341,16 @@ void RandomCalls::Drain() {
     model().Close(id);
     pair_.CheckState();
   }
-  for (const char* salt : {"tenant", ""}) {
+  if (!model().transfers().empty()) Accept(model().transfers().back().id);
+  for (const std::string salt : {"tenant", ""}) {
     pair_.Call("RemoveSalt", {Code::kOk},
                [&](KVCache& cache, int) { return cache.RemoveSalt(salt).status(); });
+    RemoveSalt(salt);
   }
-  model().Remove({}, [](const std::string&) { return true; });
   pair_.CheckState();
   const Stats stats = pair_.cache().GetStats();
   if (stats.free_blocks != stats.total_blocks) pair_.Fail("blocks leaked");
+  if (stats.host_used != 0) pair_.Fail("places leaked");
 }
 
 }  // namespace lariat::testing

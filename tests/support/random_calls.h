@@ -19,6 +19,7 @@ struct Setting {
   std::int64_t blocks = 8;
   int steps_in_flight = 1;
   Reuse reuse = Reuse::kBlock;
+  HostTier host = {};
   int sequences = 10;                    // open at once
   std::int64_t blocks_of_sequence = 10;  // the most
 };
@@ -35,6 +36,7 @@ class RandomCalls {
 
   // Makes one call. Ends all with an empty cache: see Drain.
   void One() {
+    if (model().config().host_blocks > 0 && Chance(20)) return Transfer();
     const std::int64_t dice = Roll(100);
     if (pair_.planning()) {
       if (dice < 70) return Prepare();
@@ -70,6 +72,7 @@ class RandomCalls {
     config.memory.num_blocks = setting.blocks;
     config.block_size = static_cast<int>(setting.block_size);
     config.reuse = setting.reuse;
+    config.host = setting.host;
     config.max_pinned_blocks = setting.blocks / 4;
     config.max_steps_in_flight = setting.steps_in_flight;
     config.max_sequences = setting.sequences;
@@ -87,7 +90,11 @@ class RandomCalls {
             config.max_tokens_per_step,
             setting.reuse != Reuse::kNone,
             setting.reuse == Reuse::kToken,
-            config.max_pinned_blocks};
+            config.max_pinned_blocks,
+            setting.host.num_blocks,
+            setting.host.write,
+            setting.host.write_after_hits,
+            std::min(setting.host.clean_blocks, setting.host.num_blocks)};
   }
 
   std::int64_t Roll(std::int64_t sides) {
@@ -235,7 +242,8 @@ class RandomCalls {
   SequenceId AnySequenceFixed() { return model().plan()->entries[0].sequence; }
 
   void CheckFailure(const PlanFailure& got, const PlanFailure& want) {
-    if (got.needed != want.needed || got.available != want.available || got.in_transit != 0) {
+    if (got.needed != want.needed || got.available != want.available ||
+        got.in_transit != want.in_transit) {
       pair_.Fail(Text("PlanFailure {", got.needed, ", ", got.available, "}, should be {",
                       want.needed, ", ", want.available, "}"));
     }
@@ -321,6 +329,17 @@ class RandomCalls {
   void SetTokens();
   void Clear();
   void Keep();
+  std::int64_t RemoveSalt(const std::string& salt);  // of the model
+  void Transfer();
+  void Suspend(SequenceId id);
+  void Bring(SequenceId id, bool resumes);
+  void Accept(TransferId id);
+  // The blocks of a transfer's items, as the snapshot tells.
+  std::vector<int> BlocksOf(TransferId id) const;
+  // kNotReady for a sequence that is suspended or in transit.
+  std::set<Code> UnlessAway(const ModelSequence& sequence, std::set<Code> codes) const {
+    return Unless(sequence.away() ? std::set<Code>{Code::kNotReady} : codes);
+  }
   void Match();
   void Rest();
 
@@ -333,6 +352,7 @@ class RandomCalls {
   std::vector<std::vector<std::int32_t>> positions_;
   std::string before_plan_;
   std::uint64_t last_step_ = 0;
+  std::uint64_t last_transfer_ = 0;
   std::vector<std::pair<std::vector<TokenId>, bool>> pinned_;  // once, with the salt or without
 };
 

@@ -60,6 +60,7 @@ CacheConfig RowWorld::Config(const WorldOptions& options) {
   config.memory.num_blocks = options.blocks;
   config.block_size = static_cast<int>(options.block_size);
   config.layout = options.layout;
+  config.host = options.host;
   config.reuse = options.reuse;
   config.max_steps_in_flight = options.steps_in_flight;
   config.max_sequences = options.max_sequences;
@@ -268,6 +269,12 @@ void RowWorld::CheckRows() {
       continue;
     }
     const std::size_t count = static_cast<std::size_t>(sequence.settled);
+    if (sequence.away) {
+      if (cache_->ReadRows(id, 0, 0, 0, nullptr, nullptr).code() != Code::kNotReady) {
+        Wrong("rows of a sequence that is away can be read");
+      }
+      continue;
+    }
     if (count == 0) continue;
     std::vector<char> k(count * k_row, 0x7f), v(count * v_row, 0x7f);
     for (int layer = 0; layer < options_.layers; ++layer) {

@@ -34,6 +34,7 @@ struct WorldOptions {
   std::int64_t max_tokens_per_step = 64;
   Layout layout = Layout::kBlockMajor;
   Reuse reuse = Reuse::kBlock;
+  HostTier host = {};
   int latent = 0;  // kv_lora_rank of MLA layers (with kv_heads 1, v_dim 0); 0: full attention
 };
 
@@ -58,6 +59,7 @@ struct WorldSequence {
   std::vector<WorldRow> rows;   // of `tokens`
   std::int64_t settled = 0;
   std::int64_t base = 0;  // settled, or the hit of a first step that is live
+  bool away = false;      // suspended or in transit
 };
 
 struct WorldItem {
@@ -78,6 +80,8 @@ struct WorldStep {
 class RowWorld {
  public:
   // enqueue: puts work behind what is on the stream; runs it at once where the device is eager.
+  //   Null: no reader is left, and what appends read is memory that any device can; for devices
+  //   whose memory the host cannot read.
   using Enqueue = std::function<void(Stream, std::function<void()>)>;
   static CacheConfig Config(const WorldOptions& options);
   // Fails the test if the cache cannot be made.
@@ -107,6 +111,13 @@ class RowWorld {
   Result<SequenceId> Fork(SequenceId id, std::int64_t length = -1);
   // Tells the cache the ids it was not told.
   Status TellAll(SequenceId id);
+  // Transfers. Their sequences are away until they are accepted, or a suspended one resumed.
+  Result<TransferId> Fetch(SequenceId id) { return Start(id, cache_->Fetch(id), true); }
+  Result<TransferId> Suspend(SequenceId id) { return Start(id, cache_->Suspend(id), false); }
+  Result<TransferId> Resume(SequenceId id) { return Start(id, cache_->Resume(id), true); }
+  // Not accepted yet, with the sequence that waits for it.
+  const std::map<TransferId, SequenceId>& transfers() const { return transfers_; }
+  Result<TransferReport> Accept(TransferId id);
   // Compares all settled rows of all sequences by ReadRows.
   void CheckRows();
 
@@ -123,6 +134,8 @@ class RowWorld {
     int padded_sequences = 0;
   };
 
+  Result<TransferId> Start(SequenceId id, const Result<TransferId>& started, bool up);
+  Result<DeviceBuffer> InputMemory(std::size_t bytes);
   static double Element(const WorldRow& row, int layer, int head, bool key, int i);
   void MakeLatentTables();
   Status AppendLayer(int layer, const float* k, const float* v, Stream stream);
@@ -138,7 +151,8 @@ class RowWorld {
   std::unique_ptr<KVCache> cache_;
   std::map<SequenceId, WorldSequence> sequences_;
   std::deque<WorldStep> live_;
-  std::deque<std::vector<float>> inputs_;       // must outlive the stream's work
+  std::map<TransferId, SequenceId> transfers_;
+  std::deque<DeviceBuffer> inputs_;             // must outlive the stream's work
   std::vector<float> norm_weight_, cos_, sin_;  // of MLA
   std::map<std::tuple<std::uint64_t, std::int32_t, int>, std::vector<char>> latents_;
   std::string errors_;

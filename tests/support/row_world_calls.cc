@@ -87,10 +87,13 @@ Status RowWorld::AppendAll(Stream stream) {
   const std::size_t k_row = static_cast<std::size_t>(options_.kv_heads * options_.k_dim);
   const std::size_t v_row = static_cast<std::size_t>(options_.kv_heads * options_.v_dim);
   for (int layer = 0; layer < options_.layers; ++layer) {
-    std::vector<float>& input =
-        inputs_.emplace_back(tokens * (k_row + v_row), std::numeric_limits<float>::quiet_NaN());
-    float* k = input.data();
-    float* v = input.data() + tokens * k_row;
+    const std::size_t count = tokens * (k_row + v_row);
+    auto input = InputMemory(count * sizeof(float));
+    if (!input.ok()) return input.status();
+    float* k = static_cast<float*>(input->data());
+    float* v = k + tokens * k_row;
+    std::fill_n(k, count, std::numeric_limits<float>::quiet_NaN());
+    inputs_.push_back(*std::move(input));
     for (const Expected::Entry& entry : expected.entries) {
       for (std::int64_t i = 0; i < entry.count; ++i) {
         const WorldRow& row = entry.rows[entry.start + i];
@@ -109,7 +112,7 @@ Status RowWorld::AppendAll(Stream stream) {
     }
     if (Status status = AppendLayer(layer, k, v, stream); !status.ok()) return status;
   }
-  enqueue_(stream, [this, expected] { Read(expected); });
+  if (enqueue_) enqueue_(stream, [this, expected] { Read(expected); });
   return Status::Ok();
 }
 
@@ -182,6 +185,35 @@ Status RowWorld::Close(SequenceId id) {
   if (Status status = cache_->Close(id); !status.ok()) return status;
   sequences_.erase(id);
   return Status::Ok();
+}
+
+// Not a call of the cache's device where that is the host, so that planned faults do not meet it.
+Result<DeviceBuffer> RowWorld::InputMemory(std::size_t bytes) {
+  if (cache_->device().kind() == BackendKind::kCuda) {
+    return cache_->device().Allocate(MemoryKind::kMappedHost, bytes);
+  }
+  Result<Device> host = Device::Create(BackendKind::kCpu);
+  return host.ok() ? host->Allocate(MemoryKind::kMappedHost, bytes)
+                   : Result<DeviceBuffer>(host.status());
+}
+
+Result<TransferId> RowWorld::Start(SequenceId id, const Result<TransferId>& started, bool up) {
+  if (!started.ok()) return started;
+  const bool in_transit = up && *started != TransferId::kNone;
+  sequences_.at(id).away = !up || in_transit;
+  if (in_transit) transfers_[*started] = id;
+  return started;
+}
+
+Result<TransferReport> RowWorld::Accept(TransferId id) {
+  auto report = cache_->Accept(id);
+  if (!report.ok()) return report;
+  while (!transfers_.empty() && transfers_.begin()->first <= id) {
+    const auto found = sequences_.find(transfers_.begin()->second);
+    if (found != sequences_.end()) found->second.away = false;
+    transfers_.erase(transfers_.begin());
+  }
+  return report;
 }
 
 Status RowWorld::Truncate(SequenceId id, std::int64_t length) {

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "blocks/block_pool.h"
+
+namespace lariat::blocks {
+
+// In which order idle blocks (cached, held by nobody) are evicted: one policy, one class.
+//
+// Leaf first always holds: of the blocks here, none is a victim before those below it. Whoever
+// holds a block holds its whole path, so what is below an idle block is idle too, and became so no
+// later.
+// Blocks stand in lanes, each with an order of its own; a block is in one of them.
+// Nothing but Grow allocates or fails. Threads: externally synchronised.
+class Evictor {
+ public:
+  virtual ~Evictor() = default;
+
+  // Makes room for block ids below `blocks` and for lanes below `lanes`. What throws here changes
+  // nothing that can be seen.
+  virtual void Grow(std::size_t blocks, std::size_t lanes) = 0;
+
+  // The block is idle now, and the most recently used one.
+  //   parent: the cached block above it; negative: none
+  virtual void Add(BlockId block, std::int32_t parent, std::size_t lane) = 0;
+  // It is claimed, evicted or forgotten. Any block may be taken out, but one that is forgotten only
+  // after those below it.
+  virtual void Remove(BlockId block, std::size_t lane) = 0;
+  // The exact inverse of a Remove. REQUIRES: everything since that Remove was undone before.
+  virtual void Restore(BlockId block, std::size_t lane) = 0;
+
+  // The one to evict next; kNoBlock: the lane is empty.
+  virtual BlockId Victim(std::size_t lane) const = 0;
+  // Appends the next `count` victims, in order, to `out`: what Victim would tell if each were
+  // removed in its turn and nothing else happened. O(count), or O(count log blocks); allocates.
+  virtual void NextVictims(std::size_t lane, std::size_t count,
+                           std::vector<BlockId>& out) const = 0;
+};
+
+}  // namespace lariat::blocks

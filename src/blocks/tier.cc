@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies of blocks in the host tier: when they are made, what they are good for, and when they go.
+#include <algorithm>
+#include <cassert>
+
+#include "blocks/block_manager.h"
+
+namespace lariat::blocks {
+
+Status BlockManager::CheckTier() const {
+  if (!has_tier()) return Unsupported("host: the cache has no host tier");
+  return CheckIdle();
+}
+
+// --- Places -----------------------------------------------------------------------------------
+
+// A place for a copy that is good to have, held; kNoHost: there is none.
+HostId BlockManager::TakePlace() {
+  const HostId host = host_.TakeFree();
+  if (host != kNoHost) return host;
+  const HostId oldest = host_.oldest(HostPool::kAlone);
+  // Copies of what is on the device stay: to write one victim is not worth another one's copy.
+  if (oldest == kNoHost) return kNoHost;
+  ++host_evicted_;
+  Forget(host_.node(oldest));
+  return host_.TakeFree();
+}
+
+void BlockManager::GivePlace(NodeId node, HostId host) {
+  const BlockId block = index_.block(node);
+  index_.SetHost(node, host);
+  host_.SetNode(host, node);
+  host_.source(host) = {block, pool_.generation(block)};
+}
+
+// The node has no copy any more.
+void BlockManager::DropPlace(NodeId node) {
+  const HostId host = index_.host(node);
+  if (host == kNoHost) return;
+  index_.SetHost(node, kNoHost);
+  host_.DropNode(host, ListOf(node));
+}
+
+void BlockManager::Unhold(HostId host) {
+  const NodeId node = host_.node(host);
+  host_.Unhold(host, node == kNoNode ? HostPool::kAlone : ListOf(node));
+}
+
+// --- Eviction from the device -----------------------------------------------------------------
+
+// The block of a victim serves something else from now on.
+void BlockManager::Evict(BlockId victim) {
+  const NodeId node = index_.node(victim);
+  if (!has_tier()) return index_.Erase(node);
+  const HostId host = index_.host(node);
+  if (host != kNoHost) {
+    index_.TakeBlock(node);
+    host_.Move(host, HostPool::kOnDevice, HostPool::kAlone);
+    return;
+  }
+  // Nobody finds what is below it in the host tier without it.
+  for (NodeId child; (child = index_.HostChild(node)) != kNoNode;) Forget(child);
+  index_.Erase(node);
+}
+
+// --- Writes -----------------------------------------------------------------------------------
+
+// Makes a copy of a node on the device, unless it has one. False: there is no place for it.
+bool BlockManager::Write(NodeId node) {
+  if (index_.host(node) != kNoHost) return true;
+  const HostId host = TakePlace();
+  if (host == kNoHost) return false;
+  GivePlace(node, host);
+  host_.Unhold(host, HostPool::kOnDevice);
+  writes_.push_back({index_.block(node), host});  // a block is written once, so there is room
+  return true;
+}
+
+void BlockManager::NoteIndexed(NodeId node) {
+  if (config_.write == WritePolicy::kThrough) Write(node);
+}
+
+// The hit of a first plan that was prepared.
+void BlockManager::NoteHits(const StepRows& rows, const Sequence& sequence) {
+  if (config_.write != WritePolicy::kAfterHits) return;
+  const std::int64_t blocks = rows.hit / config_.block_size;
+  for (std::int64_t b = 0; b < blocks; ++b) {
+    const NodeId node = index_.node(sequence.table[static_cast<std::size_t>(b)]);
+    if (index_.Hit(node) >= config_.write_after_hits) Write(node);
+  }
+}
+
+// Sees to it that the next victims have copies. Once that is true of clean_blocks of them, it looks
+// again when half of those may be gone, so that a look costs each of them little.
+void BlockManager::KeepClean() {
+  if (!has_tier() || config_.write != WritePolicy::kBack) return;
+  const std::int64_t known = clean_ - (idle_.removed() - looked_at_);
+  const std::int64_t wanted = (config_.clean_blocks + 1) / 2;
+  if (known >= std::min(wanted, pool_.count(BlockState::kIdle))) return;
+  if (host_.free() == 0 && host_.cached(HostPool::kAlone) == 0) return;
+  next_victims_.clear();
+  idle_.NextVictims(static_cast<std::size_t>(config_.clean_blocks), next_victims_);
+  clean_ = 0;
+  looked_at_ = idle_.removed();
+  for (const BlockId block : next_victims_) {
+    if (!Write(index_.node(block))) break;
+    ++clean_;
+  }
+}
+
+void BlockManager::WritesStarted() {
+  if (writes_.empty()) return;
+  for (const TierCopy& copy : writes_) {
+    read_by_[copy.block] = next_batch_;
+    host_.batch(copy.host) = next_batch_;
+  }
+  offloaded_ += std::ssize(writes_);
+  writes_.clear();
+  ++next_batch_;
+}
+
+void BlockManager::WritesFailed() {
+  for (const TierCopy& copy : writes_) {
+    if (host_.used(copy.host)) Spoil(copy.host);
+  }
+  writes_.clear();
+  clean_ = 0;
+}
+
+void BlockManager::BatchFailed(std::uint64_t batch) {
+  for (HostId host = 0; host < static_cast<HostId>(host_.total()); ++host) {
+    if (host_.used(host) && host_.batch(host) == batch) Spoil(host);
+  }
+  clean_ = 0;
+  NoteSpoiled();
+}
+
+// What the place holds is not what it should be.
+void BlockManager::Spoil(HostId host) {
+  host_.SetBad(host);
+  const NodeId node = host_.node(host);
+  if (node == kNoNode) return;
+  if (index_.block(node) == kNoBlock) {
+    Forget(node);
+  } else {
+    DropPlace(node);
+  }
+}
+
+// Suspended sequences do not come back from spoilt places.
+void BlockManager::NoteSpoiled() {
+  for (const auto& sequence : sequences_.entries()) {
+    const auto& places = sequence->places;
+    if (std::none_of(places.begin(), places.end(), [&](HostId h) { return host_.bad(h); })) {
+      continue;
+    }
+    sequence->corrupt = true;
+    sequence->indexable = false;
+  }
+}
+
+// The last batch of writes that reads a block that the step writes to.
+std::uint64_t BlockManager::FenceOf(const PlannedStep& step) const {
+  std::uint64_t fence = 0;
+  for (const UndoEntry& entry : step.undo) {
+    if (entry.kind != UndoEntry::kTakeFree && entry.kind != UndoEntry::kTakeIdle) continue;
+    fence = std::max(fence, read_by_[entry.block]);
+  }
+  for (const PlannedItem& item : step.items) {
+    if (item.tail_block != kNoBlock) fence = std::max(fence, read_by_[item.tail_block]);
+  }
+  return fence;
+}
+
+// --- Matches ----------------------------------------------------------------------------------
+
+// The length of the longest match where the host tier counts too.
+//   parent: the last whole block that the device has of it, or the root
+//   blocks: whole blocks up to there;  in_tail: tokens that the device has of one more
+//   path: if not null, gets the places of what is in the host tier alone
+std::int64_t BlockManager::HostTokens(std::int32_t parent, std::span<const TokenId> tokens,
+                                      std::size_t blocks, std::int64_t in_tail,
+                                      std::vector<HostId>* path) const {
+  const auto size = static_cast<std::int64_t>(config_.block_size);
+  std::int64_t best = static_cast<std::int64_t>(blocks) * size + in_tail;
+  while (true) {
+    const auto next = NextTokens(tokens, blocks, std::ssize(tokens));
+    if (next.empty()) return best;
+    const NearestChild nearest = index_.NearestOnHost(parent, next);
+    const std::int64_t here = static_cast<std::int64_t>(blocks) * size + nearest.tokens;
+    const bool whole = nearest.tokens == size;
+    if (!whole && (!config_.token_reuse || here <= best)) return best;
+    best = here;
+    if (path != nullptr) path->push_back(index_.host(nearest.node));
+    if (!whole) return best;
+    ++blocks;
+    parent = nearest.node;
+  }
+}
+
+// The same of a sequence whose match on the device was brought up to date.
+std::int64_t BlockManager::HostTokens(const Sequence& sequence, std::vector<HostId>* path) const {
+  const auto& blocks = sequence.match_path;
+  const std::int32_t parent = blocks.empty() ? sequence.root : index_.node(blocks.back());
+  const std::int64_t reusable = ReusableTokens(sequence.prompt_length);
+  return HostTokens(parent, std::span(sequence.ids).first(static_cast<std::size_t>(reusable)),
+                    blocks.size(), sequence.match_partial.tokens, path);
+}
+
+}  // namespace lariat::blocks

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+// Fetch and Resume: from the host tier to the device, until Accept.
+#include <algorithm>
+#include <cassert>
+#include <string>
+#include <utility>
+
+#include "blocks/block_manager.h"
+
+namespace lariat::blocks {
+
+namespace {
+
+std::string NameOf(TransferId id) {
+  return "transfer " + std::to_string(static_cast<std::uint64_t>(id));
+}
+
+// A transfer of up to so many blocks, with room for all that it will need.
+Transfer MakeTransfer(SequenceId sequence, std::size_t blocks) {
+  Transfer transfer;
+  transfer.sequence = sequence;
+  transfer.items.reserve(blocks);
+  transfer.copies.reserve(blocks);
+  transfer.undo.reserve(blocks);
+  transfer.victims.reserve(blocks);
+  return transfer;
+}
+
+}  // namespace
+
+// --- Start ------------------------------------------------------------------------------------
+
+Result<TransferId> BlockManager::Fetch(SequenceId id) {
+  if (Status s = CheckTier(); !s.ok()) return s;
+  Result<Sequence*> found = FindUsable(id);
+  if (!found.ok()) return found.status();
+  Sequence& sequence = **found;
+  if (sequence.started) {
+    return InvalidArgument(NameOf(id) + " was planned already: its prefix hit is decided");
+  }
+  ExtendMatch(sequence);
+  std::vector<HostId> path;
+  HostTokens(sequence, &path);
+  if (path.empty()) return TransferId::kNone;
+  transfers_.push_back(MakeTransfer(id, sequence.match_path.size() + path.size()));
+  Transfer& transfer = transfers_.back();
+  for (const BlockId block : sequence.match_path) AddBlock(block, kNoHost, transfer);
+  for (const HostId host : path) {
+    const HostId previous = host_.Hold(host, HostPool::kAlone);
+    AddPlace(host, transfer);
+    transfer.items.back().previous = previous;
+  }
+  return OpenTransfer();
+}
+
+Result<TransferId> BlockManager::Resume(SequenceId id) {
+  if (Status s = CheckTier(); !s.ok()) return s;
+  Result<Sequence*> found = FindSound(id);
+  if (!found.ok()) return found.status();
+  Sequence& sequence = **found;
+  if (sequence.in_transit) return CheckHere(sequence);
+  if (!sequence.suspended) return InvalidArgument(NameOf(id) + " is not suspended");
+  transfers_.push_back(MakeTransfer(id, sequence.places.size()));
+  Transfer& transfer = transfers_.back();
+  transfer.resumes = true;
+  bool waits = false;
+  for (const HostId host : sequence.places) {
+    const NodeId node = host_.node(host);
+    const BlockId block = node == kNoNode ? kNoBlock : index_.block(node);
+    waits |= block == kNoBlock;
+    block == kNoBlock ? AddPlace(host, transfer) : AddBlock(block, host, transfer);
+  }
+  if (waits) return OpenTransfer();
+  Depart(transfer);
+  Land(transfer, /*failed=*/false);
+  transfers_.pop_back();
+  KeepClean();
+  return TransferId::kNone;
+}
+
+// One of the sequence's blocks is on the device.
+void BlockManager::AddBlock(BlockId block, HostId host, Transfer& transfer) {
+  Claim(block, transfer.undo);
+  transfer.items.push_back({.block = block, .host = host});
+}
+
+// One is not, but may be on its way.
+void BlockManager::AddPlace(HostId host, Transfer& transfer) {
+  const BlockId incoming = host_.incoming(host);
+  if (incoming != kNoBlock) Claim(incoming, transfer.undo);
+  transfer.items.push_back({.block = incoming, .host = host, .copied = incoming == kNoBlock});
+}
+
+// Takes the blocks that the last transfer's copies go to, or takes it all back.
+Result<TransferId> BlockManager::OpenTransfer() {
+  Transfer& transfer = transfers_.back();
+  transfer.id = TransferId{next_transfer_++};
+  const std::int64_t needed = std::count_if(transfer.items.begin(), transfer.items.end(),
+                                            [](const Transfer::Item& i) { return i.copied; });
+  const std::int64_t available = pool_.count(BlockState::kFree) + pool_.count(BlockState::kIdle);
+  if (needed > available) {
+    UndoTransfer(transfer.id);
+    return ResourceExhausted(std::to_string(needed) + " blocks needed, " +
+                             std::to_string(available) + " of " + std::to_string(pool_.total()) +
+                             " available");
+  }
+  for (Transfer::Item& item : transfer.items) {
+    if (!item.copied) continue;
+    item.block = Take(transfer.undo, transfer.victims);
+    transfer.copies.push_back({item.block, item.host});
+    transfer.fence = std::max({transfer.fence, host_.batch(item.host), read_by_[item.block]});
+  }
+  return transfer.id;
+}
+
+void BlockManager::UndoTransfer(TransferId id) {
+  Transfer& transfer = transfers_.back();
+  assert(transfer.id == id && !transfer.started);
+  UndoAll(transfer.undo);
+  if (!transfer.resumes) {
+    for (auto item = transfer.items.rbegin(); item != transfer.items.rend(); ++item) {
+      if (item->host != kNoHost) host_.UndoHold(item->host, HostPool::kAlone, item->previous);
+    }
+  }
+  // What was in these blocks may be overwritten.
+  for (const BlockId victim : transfer.victims) {
+    idle_.Remove(victim);
+    Evict(victim);
+    pool_.FreeIdle(victim);
+  }
+  evicted_ += std::ssize(transfer.victims);
+  next_transfer_ = static_cast<std::uint64_t>(id);
+  transfers_.pop_back();
+}
+
+void BlockManager::TransferStarted(TransferId id) {
+  Transfer& transfer = transfers_.back();
+  assert(transfer.id == id && !transfer.started);
+  static_cast<void>(id);
+  for (const BlockId victim : transfer.victims) Evict(victim);
+  evicted_ += std::ssize(transfer.victims);
+  for (const TierCopy& copy : transfer.copies) {
+    pool_.Depart(copy.block);
+    host_.incoming(copy.host) = copy.block;
+  }
+  Depart(transfer);
+  sequences_.Find(transfer.sequence)->in_transit = true;
+  KeepClean();
+}
+
+// From here on the transfer owns what the sequence held in the host tier.
+void BlockManager::Depart(Transfer& transfer) {
+  transfer.started = true;
+  transfer.undo.clear();
+  pool_.NotePeak();
+  Sequence& sequence = *sequences_.Find(transfer.sequence);
+  sequence.places.clear();
+  sequence.suspended = false;
+}
+
+// --- End --------------------------------------------------------------------------------------
+
+const Transfer* BlockManager::FindTransfer(TransferId id) const {
+  const auto found = std::find_if(transfers_.begin(), transfers_.end(),
+                                  [&](const Transfer& transfer) { return transfer.id == id; });
+  return found == transfers_.end() ? nullptr : &*found;
+}
+
+// That an open sequence waits for.
+TransferId BlockManager::TransferOf(const Sequence& sequence) const {
+  const auto found = std::find_if(transfers_.begin(), transfers_.end(),
+                                  [&](const Transfer& t) { return t.sequence == sequence.id; });
+  return found == transfers_.end() ? TransferId::kNone : found->id;
+}
+
+TransferId BlockManager::oldest_transfer() const {
+  return transfers_.empty() ? TransferId::kNone : transfers_.front().id;
+}
+
+Status BlockManager::CheckAccept(TransferId id) const {
+  if (Status s = CheckTier(); !s.ok()) return s;
+  if (id != TransferId::kNone && static_cast<std::uint64_t>(id) < next_transfer_) return {};
+  return InvalidArgument(NameOf(id) + ": allowed are those up to " +
+                         std::to_string(next_transfer_ - 1) + " that were started");
+}
+
+void BlockManager::Accept(TransferId id, bool failed) {
+  assert(!transfers_.empty() && transfers_.front().id == id);
+  static_cast<void>(id);
+  Land(transfers_.front(), failed);
+  transfers_.pop_front();
+  KeepClean();
+}
+
+// Gives the nodes that were brought their blocks; then the sequence, or nobody, has them.
+void BlockManager::Land(Transfer& transfer, bool failed) {
+  for (const TierCopy& copy : transfer.copies) {
+    host_.incoming(copy.host) = kNoBlock;
+    pool_.Arrive(copy.block);
+    if (failed) Spoil(copy.host);
+  }
+  failed ? NoteSpoiled() : static_cast<void>(onboarded_ += std::ssize(transfer.copies));
+  for (Transfer::Item& item : transfer.items) {  // from the root on: parents first
+    if (item.host == kNoHost) continue;
+    transfer.bad |= host_.bad(item.host);
+    Attach(item);
+  }
+  Sequence* sequence = sequences_.Find(transfer.sequence);
+  if (sequence != nullptr) sequence->in_transit = false;
+  if (!transfer.resumes || sequence == nullptr) return LetGo(transfer);
+  if (transfer.bad) {
+    sequence->corrupt = true;
+    sequence->indexable = false;
+    sequence->indexed = 0;
+    return LetGo(transfer);
+  }
+  for (const Transfer::Item& item : transfer.items) sequence->table.push_back(item.block);
+  for (auto item = transfer.items.rbegin(); item != transfer.items.rend(); ++item) {
+    Unhold(item->host);
+  }
+}
+
+// Makes the item's block its node's, or the node's block the item's.
+void BlockManager::Attach(Transfer::Item& item) {
+  const NodeId node = host_.node(item.host);
+  if (node == kNoNode) return;  // forgotten since, spoilt, or never cached
+  const BlockId block = index_.block(node);
+  if (block == item.block) return;
+  if (block == kNoBlock) {
+    const std::int32_t parent = index_.parent(node);
+    if (parent < 0 || index_.block(parent) != kNoBlock) index_.GiveBlock(node, item.block);
+    return;
+  }
+  // Computed meanwhile: whoever holds what is below it must hold this one.
+  if (pool_.state(block) == BlockState::kIdle) idle_.Remove(block);
+  pool_.Claim(block);
+  DropReference(item.block);
+  item.block = block;
+}
+
+// Nobody needs what the transfer holds: it stays cached, as the most recent.
+void BlockManager::LetGo(Transfer& transfer) {
+  for (auto item = transfer.items.rbegin(); item != transfer.items.rend(); ++item) {
+    DropReference(item->block);
+    if (item->host != kNoHost) Unhold(item->host);
+  }
+}
+
+}  // namespace lariat::blocks

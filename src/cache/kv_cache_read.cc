@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows read back, for checks.
+#include <algorithm>
+
+#include "cache/kv_cache_impl.h"
+
+namespace lariat {
+
+Result<Stream> KVCache::Impl::ReadingStream() {
+  // Copies that a live step started may hold settled rows.
+  if (manager.live_steps() > 0) return last_stream;
+  if (last_event.handle != nullptr) {
+    if (Status s = device.Wait(*side_stream, last_event); !s.ok()) return s;
+  }
+  return *side_stream;
+}
+
+Status KVCache::Impl::ReadRows(SequenceId id, int layer, std::int64_t first, std::int64_t count,
+                               void* k, void* v) {
+  const auto found = manager.GetResident(id);
+  if (!found.ok()) return found.status();
+  const blocks::Sequence& sequence = **found;
+  if (Status s = CheckLayer(layer); !s.ok()) return s;
+  if (first < 0 || count < 0 || first > sequence.settled || count > sequence.settled - first) {
+    return InvalidArgument("rows " + std::to_string(first) + " + " + std::to_string(count) +
+                           ": allowed are those within the " + std::to_string(sequence.settled) +
+                           " settled ones");
+  }
+  if (!device.backend().has_memory()) {
+    return Unsupported("ReadRows: the null backend holds no rows");
+  }
+  const storage::LayerPlanes& planes = storage.layout().layers()[static_cast<std::size_t>(layer)];
+  const Result<Stream> stream = ReadingStream();
+  if (!stream.ok()) return stream.status();
+  const int block_size = config.block_size;
+  for (std::int64_t at = first; at < first + count;) {
+    const auto row = static_cast<int>(at % block_size);
+    const auto rows =
+        static_cast<int>(std::min<std::int64_t>(block_size - row, first + count - at));
+    const auto offset = [&](void* out, std::int64_t row_bytes) -> void* {
+      return out == nullptr ? nullptr : static_cast<std::byte*>(out) + (at - first) * row_bytes;
+    };
+    const std::int32_t block = sequence.table[static_cast<std::size_t>(at / block_size)];
+    if (Status s = storage.ReadRows(layer, block, row, rows, offset(k, planes.k.row_bytes),
+                                    offset(v, planes.v.row_bytes), *stream);
+        !s.ok()) {
+      return s;
+    }
+    at += rows;
+  }
+  return device.Synchronize(*stream);
+}
+
+}  // namespace lariat
