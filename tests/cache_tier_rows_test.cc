@@ -7,6 +7,7 @@
 #include "backend/deferred_backend.h"
 #include "support/cache_pair.h"
 #include "support/failing_copies.h"
+#include "support/fault_backend.h"
 #include "support/late_world.h"
 
 namespace lariat {
@@ -14,6 +15,7 @@ namespace {
 
 using testing::Cpu;
 using testing::FailingCopies;
+using testing::FaultBackend;
 using testing::LateWorld;
 using testing::RowWorld;
 using testing::Tokens;
@@ -27,27 +29,33 @@ struct Done {
                evicted = 0;
 };
 
+// A backend's planned faults: the n-th call from now on, 0: none; and how many there were.
+struct Faults {
+  std::function<void(std::int64_t)> at;
+  std::function<std::int64_t()> count;
+};
+
 // Random calls; those that the cache refuses for want of room, or as too early, are left out.
 class RandomTier {
  public:
   // pass_time: lets a late device run something.
   RandomTier(RowWorld& world, const WorldOptions& options, unsigned seed,
-             std::function<void()> pass_time, FailingCopies* failing = nullptr)
+             std::function<void()> pass_time, Faults faults = {})
       : world_(world),
         options_(options),
         random_(seed),
         pass_time_(std::move(pass_time)),
-        failing_(failing) {}
+        faults_(std::move(faults)) {}
 
   void Calls(int count) {
     for (int i = 0; i < count; ++i) {
-      if (failing_ != nullptr && Roll(3) == 0) failing_->FailAt(1 + Roll(2));
+      if (faults_.at && Roll(3) == 0) faults_.at(1 + Roll(2));
       One();
-      if (failing_ != nullptr && Roll(6) == 0) failing_->FailAt(0);
+      if (faults_.at && Roll(6) == 0) faults_.at(0);
       if (Roll(3) == 0) pass_time_();
       if (Roll(24) == 0) Check();
     }
-    if (failing_ != nullptr) failing_->FailAt(0);
+    if (faults_.at) faults_.at(0);
     while (!world_.live().empty()) Ok(world_.Commit(stream_));
     Check();
     while (!world_.sequences().empty()) Ok(world_.Close(world_.sequences().begin()->first));
@@ -58,7 +66,7 @@ class RandomTier {
     done_.offloaded = stats.offloaded_blocks;
     done_.onboarded = stats.onboarded_blocks;
     done_.evicted = stats.evicted_blocks;
-    if (failing_ != nullptr) done_.failed = failing_->failed();
+    if (faults_.at) done_.failed = faults_.count();
   }
   const Done& done() const { return done_; }
 
@@ -78,11 +86,12 @@ class RandomTier {
     for (const Code code : codes) {
       if (status.code() == code) return false;
     }
-    if (failing_ == nullptr || status.code() != Code::kDeviceError) FAIL(status.ToString());
+    if (!faults_.at || status.code() != Code::kDeviceError) FAIL(status.ToString());
     return false;
   }
 
   void Check() {
+    if (faults_.at) faults_.at(0);
     world_.CheckRows();
     REQUIRE(world_.errors() == "");
     const Stats s = world_.cache().GetStats();
@@ -102,7 +111,7 @@ class RandomTier {
     } else if (dice < 58) {
       Commit();
     } else if (dice < 61) {
-      if (!world_.live().empty()) Ok(world_.DiscardLast(stream_));
+      if (!world_.live().empty()) Went(world_.DiscardLast(stream_), {});
     } else if (dice < 70) {
       Ok(world_.Close(Any()));
     } else if (dice < 73) {
@@ -131,7 +140,7 @@ class RandomTier {
     } else if (dice < 98) {
       Accept();
     } else {
-      Ok(world_.cache().Poll().status());
+      Went(world_.cache().Poll().status(), {});
     }
     DropCorrupt();
   }
@@ -149,13 +158,12 @@ class RandomTier {
     if (world_.transfers().empty()) return;
     const auto any = std::next(world_.transfers().begin(), Roll(std::ssize(world_.transfers())));
     const auto report = world_.Accept(any->first);
-    Ok(report.status());
-    if (failing_ == nullptr) REQUIRE_FALSE(report->failed);
+    if (Went(report.status(), {}) && !faults_.at) REQUIRE_FALSE(report->failed);
   }
 
   // Sequences whose copy was lost.
   void DropCorrupt() {
-    if (failing_ == nullptr) return;
+    if (!faults_.at) return;
     std::vector<SequenceId> corrupt;
     for (const auto& [id, sequence] : world_.sequences()) {
       if (world_.cache().GetExtent(id).status().code() == Code::kCorruptData) corrupt.push_back(id);
@@ -180,7 +188,12 @@ class RandomTier {
       }
       items.push_back(item);
     }
-    Went(world_.Run(items, stream_), {Code::kResourceExhausted, Code::kNotReady});
+    const std::size_t live = world_.live().size();
+    const Status run = world_.Run(items, stream_);
+    if (Went(run, {Code::kResourceExhausted, Code::kNotReady})) return;
+    if (world_.live().size() == live) return;
+    faults_.at(0);  // it failed in the appends: they are made again
+    Ok(world_.AppendAll(stream_));
   }
 
   void Commit() {
@@ -190,14 +203,14 @@ class RandomTier {
       const std::int64_t drafts = world_.live().front().drafts.at(rows.sequence);
       if (drafts > 0) kept[rows.sequence] = rows.count - Roll(drafts + 1);
     }
-    Ok(world_.Commit(stream_, kept, Roll(4) == 0 ? Roll(4) : 100));
+    Went(world_.Commit(stream_, kept, Roll(4) == 0 ? Roll(4) : 100), {});
   }
 
   RowWorld& world_;
   const WorldOptions options_;
   std::mt19937_64 random_;
   std::function<void()> pass_time_;
-  FailingCopies* failing_;
+  const Faults faults_;
   Stream stream_ = {};
   Done done_;
 };
@@ -289,6 +302,33 @@ TEST_CASE("Tier rows: copies that fail are misses, never hits", "[tier]") {
   }
   INFO(Text(sum));
   CHECK(sum.failed > 1000);
+  CHECK(sum.onboarded > 1500);
+}
+
+TEST_CASE("Tier rows: whatever call of the device fails", "[tier]") {
+  Done sum;
+  for (int seed = 0; seed < 24; ++seed) {
+    CAPTURE(seed);
+    const WorldOptions options = OptionsOf(seed);
+    const auto faulty =
+        std::make_shared<FaultBackend>(MakeDeferredBackend(Cpu(), static_cast<unsigned>(seed)));
+    std::int64_t count = 0;
+    {
+      RowWorld world(options, Device(faulty), AtOnce);
+      RandomTier tier(world, options, static_cast<unsigned>(seed + 300), [] {},
+                      {[&](std::int64_t n) {
+                         count += faulty->failed();
+                         faulty->FailAt(n == 0 ? 0 : n * 3);
+                       },
+                       [&] { return count; }});
+      tier.Calls(4000);
+      Add(sum, tier.done());
+    }
+    CHECK(faulty->outstanding() == 0);
+    CHECK(faulty->wrong_frees() == 0);
+  }
+  INFO(Text(sum));
+  CHECK(sum.failed > 4000);
   CHECK(sum.onboarded > 1500);
 }
 

@@ -5,7 +5,7 @@
 #   --tests      tests only
 #   --bench      benchmarks only
 #   --sanitize   compute-sanitizer's four tools over the tests of operations and of the cache only
-# The benchmarks' document is written to build/release/bench.json.
+# The benchmarks' documents are written to build/release/bench.json and bench-tier.json.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -42,6 +42,8 @@ fi
 if ((bench)); then
   LARIAT_BACKEND=cuda build/release/tools/lariat bench all \
     --json build/release/bench.json || result=1
+  LARIAT_BACKEND=cuda build/release/tools/lariat bench tier \
+    --json build/release/bench-tier.json || result=1
 fi
 
 if ((sanitize)); then

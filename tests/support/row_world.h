@@ -135,7 +135,6 @@ class RowWorld {
   };
 
   Result<TransferId> Start(SequenceId id, const Result<TransferId>& started, bool up);
-  Result<DeviceBuffer> InputMemory(std::size_t bytes);
   static double Element(const WorldRow& row, int layer, int head, bool key, int i);
   void MakeLatentTables();
   Status AppendLayer(int layer, const float* k, const float* v, Stream stream);
@@ -152,6 +151,7 @@ class RowWorld {
   std::map<SequenceId, WorldSequence> sequences_;
   std::deque<WorldStep> live_;
   std::map<TransferId, SequenceId> transfers_;
+  Device inputs_on_;                            // what appends read
   std::deque<DeviceBuffer> inputs_;             // must outlive the stream's work
   std::vector<float> norm_weight_, cos_, sin_;  // of MLA
   std::map<std::tuple<std::uint64_t, std::int32_t, int>, std::vector<char>> latents_;

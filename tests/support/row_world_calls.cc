@@ -88,7 +88,7 @@ Status RowWorld::AppendAll(Stream stream) {
   const std::size_t v_row = static_cast<std::size_t>(options_.kv_heads * options_.v_dim);
   for (int layer = 0; layer < options_.layers; ++layer) {
     const std::size_t count = tokens * (k_row + v_row);
-    auto input = InputMemory(count * sizeof(float));
+    auto input = inputs_on_.Allocate(MemoryKind::kMappedHost, count * sizeof(float));
     if (!input.ok()) return input.status();
     float* k = static_cast<float*>(input->data());
     float* v = k + tokens * k_row;
@@ -185,16 +185,6 @@ Status RowWorld::Close(SequenceId id) {
   if (Status status = cache_->Close(id); !status.ok()) return status;
   sequences_.erase(id);
   return Status::Ok();
-}
-
-// Not a call of the cache's device where that is the host, so that planned faults do not meet it.
-Result<DeviceBuffer> RowWorld::InputMemory(std::size_t bytes) {
-  if (cache_->device().kind() == BackendKind::kCuda) {
-    return cache_->device().Allocate(MemoryKind::kMappedHost, bytes);
-  }
-  Result<Device> host = Device::Create(BackendKind::kCpu);
-  return host.ok() ? host->Allocate(MemoryKind::kMappedHost, bytes)
-                   : Result<DeviceBuffer>(host.status());
 }
 
 Result<TransferId> RowWorld::Start(SequenceId id, const Result<TransferId>& started, bool up) {
