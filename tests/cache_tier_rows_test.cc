@@ -296,7 +296,8 @@ TEST_CASE("Tier rows: copies that fail are misses, never hits", "[tier]") {
         std::make_shared<FailingCopies>(MakeDeferredBackend(Cpu(), static_cast<unsigned>(seed)));
     RowWorld world(options, Device(failing), AtOnce);
     RandomTier tier(
-        world, options, static_cast<unsigned>(seed + 200), [] {}, failing.get());
+        world, options, static_cast<unsigned>(seed + 200), [] {},
+        {[&](std::int64_t n) { failing->FailAt(n); }, [&] { return failing->failed(); }});
     tier.Calls(4000);
     Add(sum, tier.done());
   }
@@ -315,6 +316,7 @@ TEST_CASE("Tier rows: whatever call of the device fails", "[tier]") {
     std::int64_t count = 0;
     {
       RowWorld world(options, Device(faulty), AtOnce);
+      world.RetryPrepare([&] { faulty->FailAt(0); });
       RandomTier tier(world, options, static_cast<unsigned>(seed + 300), [] {},
                       {[&](std::int64_t n) {
                          count += faulty->failed();

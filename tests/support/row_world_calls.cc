@@ -27,7 +27,12 @@ Status RowWorld::Plan(const std::vector<WorldItem>& items, const StepShape& shap
 }
 
 Status RowWorld::Prepare(Step step, const std::vector<WorldItem>& items, Stream stream) {
-  if (Status status = cache_->Prepare(step, stream); !status.ok()) return status;
+  Status prepared = cache_->Prepare(step, stream);
+  if (!prepared.ok() && before_retry_) {
+    before_retry_();
+    prepared = cache_->Prepare(step, stream);
+  }
+  if (!prepared.ok()) return prepared;
   WorldStep& live = live_.emplace_back();
   for (std::size_t i = 0; i < items.size(); ++i) {
     const WorldItem& item = items[i];
