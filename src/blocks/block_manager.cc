@@ -47,13 +47,16 @@ Result<Sequence*> BlockManager::FindSound(SequenceId id) {
 
 Result<Sequence*> BlockManager::FindUsable(SequenceId id) {
   Result<Sequence*> found = FindSound(id);
-  if (!found.ok()) return found;
-  if ((*found)->suspended) return NotReady(NameOf(id) + " is suspended: resume it first");
-  if ((*found)->transit != TransferId::kNone) {
-    return NotReady(NameOf(id) + " is in transit: accept transfer " +
-                    std::to_string(static_cast<std::uint64_t>((*found)->transit)) + " first");
-  }
-  return found;
+  if (!found.ok() || (!(*found)->suspended && !(*found)->in_transit)) return found;
+  return CheckHere(**found);
+}
+
+// kNotReady for a sequence that is not on the device, or not all of it.
+Status BlockManager::CheckHere(const Sequence& sequence) const {
+  if (sequence.suspended) return NotReady(NameOf(sequence.id) + " is suspended: resume it first");
+  if (!sequence.in_transit) return {};
+  return NotReady(NameOf(sequence.id) + " is in transit: accept transfer " +
+                  std::to_string(static_cast<std::uint64_t>(TransferOf(sequence))) + " first");
 }
 
 Result<const Sequence*> BlockManager::Get(SequenceId id) const {

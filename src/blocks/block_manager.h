@@ -80,6 +80,7 @@ class BlockManager {
   Result<SequenceId> Fork(SequenceId id, std::int64_t length);
   Status SetTokens(SequenceId id, std::span<const TokenId> tokens);
   Result<const Sequence*> Get(SequenceId id) const;  // not corrupt
+  Result<std::int64_t> BlockHashes(SequenceId id, std::span<BlockHash> hashes) const;
   Status Clear();
   Status Pin(std::span<const TokenId> prompt, const OpenOptions& options,
              std::uint32_t rope_choice);
@@ -178,6 +179,7 @@ class BlockManager {
   Status CheckIdle() const;  // kNotReady while a plan is not prepared
   Result<Sequence*> FindSound(SequenceId id);
   Result<Sequence*> FindUsable(SequenceId id);  // also neither suspended nor in transit
+  Status CheckHere(const Sequence& sequence) const;
   std::int64_t ReusableTokens(std::int64_t prompt_length) const;
   std::span<const TokenId> NextTokens(std::span<const TokenId> ids, std::size_t blocks,
                                       std::int64_t reusable) const;
@@ -293,6 +295,7 @@ class BlockManager {
   void AddPlace(HostId host, Transfer& transfer);
   Result<TransferId> OpenTransfer();
   void Depart(Transfer& transfer);
+  TransferId TransferOf(const Sequence& sequence) const;
   void Land(Transfer& transfer, bool failed);
   void Attach(Transfer::Item& item);
   void LetGo(Transfer& transfer);

@@ -30,6 +30,7 @@ struct alignas(64) Sequence {
   bool corrupt = false;               // holds a block with a device fault
   bool pinned = false;                // closed: the table's references wait for a step's end
   bool suspended = false;             // `places` has its tokens; no table
+  bool in_transit = false;            // waits for a transfer to be accepted
   int row = -1;                       // of the resident block tables; -1 once closed
   RootId root = 0;
   std::uint32_t rope_choice = 0;  // tables that its keys turn by
@@ -41,8 +42,6 @@ struct alignas(64) Sequence {
 
   std::vector<TokenId> ids;
   std::vector<BlockId> table;
-  std::vector<HostId> places;  // suspended: of the host tier, one for each block that it had
-  TransferId transit = TransferId::kNone;  // that it waits for
   std::int64_t indexed = 0;      // leading blocks of the table that are a path of the index
   std::int64_t first_dirty = 0;  // table entries from here on differ from the resident row
 
@@ -60,8 +59,11 @@ struct alignas(64) Sequence {
   // The block behind that path whose first tokens agree, and how many: of the last look alone.
   NearestChild match_partial;
 
+  std::vector<HostId> places;  // suspended: of the host tier, one for each block that it had
+
   std::int64_t known() const { return static_cast<std::int64_t>(ids.size()); }
 };
+static_assert(sizeof(Sequence) <= 256);
 
 // Hands out sequence entries and the rows of the resident block tables, lowest first when new and
 // last in first out when returned. Entries do not move.

@@ -58,9 +58,7 @@ Result<TransferId> BlockManager::Resume(SequenceId id) {
   Result<Sequence*> found = FindSound(id);
   if (!found.ok()) return found.status();
   Sequence& sequence = **found;
-  if (sequence.transit != TransferId::kNone) {
-    return NotReady(NameOf(id) + " is in transit: accept " + NameOf(sequence.transit) + " first");
-  }
+  if (sequence.in_transit) return CheckHere(sequence);
   if (!sequence.suspended) return InvalidArgument(NameOf(id) + " is not suspended");
   transfers_.push_back(MakeTransfer(id, sequence.places.size()));
   Transfer& transfer = transfers_.back();
@@ -138,14 +136,15 @@ void BlockManager::UndoTransfer(TransferId id) {
 void BlockManager::TransferStarted(TransferId id) {
   Transfer& transfer = transfers_.back();
   assert(transfer.id == id && !transfer.started);
+  static_cast<void>(id);
   for (const BlockId victim : transfer.victims) Evict(victim);
   evicted_ += std::ssize(transfer.victims);
   for (const TierCopy& copy : transfer.copies) {
     pool_.Depart(copy.block);
     host_.incoming(copy.host) = copy.block;
   }
-  sequences_.Find(transfer.sequence)->transit = id;
   Depart(transfer);
+  sequences_.Find(transfer.sequence)->in_transit = true;
   KeepClean();
 }
 
@@ -165,6 +164,13 @@ const Transfer* BlockManager::FindTransfer(TransferId id) const {
   const auto found = std::find_if(transfers_.begin(), transfers_.end(),
                                   [&](const Transfer& transfer) { return transfer.id == id; });
   return found == transfers_.end() ? nullptr : &*found;
+}
+
+// That an open sequence waits for.
+TransferId BlockManager::TransferOf(const Sequence& sequence) const {
+  const auto found = std::find_if(transfers_.begin(), transfers_.end(),
+                                  [&](const Transfer& t) { return t.sequence == sequence.id; });
+  return found == transfers_.end() ? TransferId::kNone : found->id;
 }
 
 TransferId BlockManager::oldest_transfer() const {
@@ -200,7 +206,7 @@ void BlockManager::Land(Transfer& transfer, bool failed) {
     Attach(item);
   }
   Sequence* sequence = sequences_.Find(transfer.sequence);
-  if (sequence != nullptr) sequence->transit = TransferId::kNone;
+  if (sequence != nullptr) sequence->in_transit = false;
   if (!transfer.resumes || sequence == nullptr) return LetGo(transfer);
   if (transfer.bad) {
     sequence->corrupt = true;
