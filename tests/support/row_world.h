@@ -102,9 +102,6 @@ class RowWorld {
   Status Prepare(Step step, const std::vector<WorldItem>& items, Stream stream);
   Status AppendAll(Stream stream);
 
-  // Where Prepare fails: what to do before it is called again; null: the step is dropped.
-  void RetryPrepare(std::function<void()> before) { before_retry_ = std::move(before); }
-
   // kept: of each named sequence; the others keep all. given: how many ids are told, at most.
   Status Commit(Stream stream, const std::map<SequenceId, std::int64_t>& kept = {},
                 std::int64_t given = 1 << 20);
@@ -154,7 +151,6 @@ class RowWorld {
   std::map<SequenceId, WorldSequence> sequences_;
   std::deque<WorldStep> live_;
   std::map<TransferId, SequenceId> transfers_;
-  std::function<void()> before_retry_;
   Device inputs_on_;                            // what appends read
   std::deque<DeviceBuffer> inputs_;             // must outlive the stream's work
   std::vector<float> norm_weight_, cos_, sin_;  // of MLA

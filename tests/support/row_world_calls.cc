@@ -27,12 +27,7 @@ Status RowWorld::Plan(const std::vector<WorldItem>& items, const StepShape& shap
 }
 
 Status RowWorld::Prepare(Step step, const std::vector<WorldItem>& items, Stream stream) {
-  Status prepared = cache_->Prepare(step, stream);
-  if (!prepared.ok() && before_retry_) {
-    before_retry_();
-    prepared = cache_->Prepare(step, stream);
-  }
-  if (!prepared.ok()) return prepared;
+  if (Status status = cache_->Prepare(step, stream); !status.ok()) return status;
   WorldStep& live = live_.emplace_back();
   for (std::size_t i = 0; i < items.size(); ++i) {
     const WorldItem& item = items[i];
