@@ -51,6 +51,7 @@ class RandomTier {
     for (int i = 0; i < count; ++i) {
       if (faults_.at && Roll(3) == 0) faults_.at(1 + Roll(2));
       One();
+      if (states_ != nullptr) states_->push_back(world_.cache().Snapshot());
       if (faults_.at && Roll(6) == 0) faults_.at(0);
       if (Roll(3) == 0) pass_time_();
       if (Roll(24) == 0) Check();
@@ -69,6 +70,8 @@ class RandomTier {
     if (faults_.at) done_.failed = faults_.count();
   }
   const Done& done() const { return done_; }
+  // From now on notes the cache's state after each call.
+  void Note(std::vector<std::string>& states) { states_ = &states; }
 
  private:
   std::int64_t Roll(std::int64_t sides) {
@@ -211,6 +214,7 @@ class RandomTier {
   std::mt19937_64 random_;
   std::function<void()> pass_time_;
   const Faults faults_;
+  std::vector<std::string>* states_ = nullptr;
   Stream stream_ = {};
   Done done_;
 };
@@ -287,6 +291,32 @@ TEST_CASE("Tier rows: everything late, streams in any order", "[tier]") {
   CHECK(sum.onboarded > 2500);
 }
 
+TEST_CASE("Tier rows: no state depends on how long a copy takes", "[tier]") {
+  for (int seed = 0; seed < 12; ++seed) {
+    CAPTURE(seed);
+    const WorldOptions options = OptionsOf(seed);
+    std::vector<std::string> states[3];
+    for (unsigned i = 0; i < 2; ++i) {
+      const Device device = *Device::CreateDeferred(BackendKind::kCpu, 1000 * i + 7);
+      RowWorld world(options, device, AtOnce);
+      RandomTier tier(world, options, static_cast<unsigned>(seed), [] {});
+      tier.Note(states[i]);
+      tier.Calls(800);
+    }
+    LateWorld late(options);
+    std::mt19937_64 random(static_cast<unsigned>(seed));
+    RandomTier tier(late.world, options, static_cast<unsigned>(seed), [&] {
+      late.backend->RunSome(static_cast<std::int64_t>(random() % 24), random);
+    });
+    tier.Note(states[2]);
+    tier.Calls(800);
+    late.Finish();
+    REQUIRE(states[0].size() == 800);
+    CHECK(states[0] == states[1]);
+    CHECK(states[0] == states[2]);
+  }
+}
+
 TEST_CASE("Tier rows: copies that fail are misses, never hits", "[tier]") {
   Done sum;
   for (int seed = 0; seed < 24; ++seed) {
@@ -296,7 +326,8 @@ TEST_CASE("Tier rows: copies that fail are misses, never hits", "[tier]") {
         std::make_shared<FailingCopies>(MakeDeferredBackend(Cpu(), static_cast<unsigned>(seed)));
     RowWorld world(options, Device(failing), AtOnce);
     RandomTier tier(
-        world, options, static_cast<unsigned>(seed + 200), [] {}, failing.get());
+        world, options, static_cast<unsigned>(seed + 200), [] {},
+        {[&](std::int64_t n) { failing->FailAt(n); }, [&] { return failing->failed(); }});
     tier.Calls(4000);
     Add(sum, tier.done());
   }
