@@ -116,6 +116,21 @@ class Bench(unittest.TestCase):
         for wrong in (("manager", "append"), ("manager", "--hot"), ("manager", "--shape", "T=1")):
             self.assertEqual(bench(*wrong)[0], 2)
 
+    def test_tier(self):
+        rows = self.rows("tier", "--shape", "layers=2,kv_heads=1,dim=8,blocks=9,sequences=3,tokens=20")
+        # On the CPU copies run at once, so nothing runs beside them.
+        self.assertEqual([row["op"] for row in rows],
+                         ["tier-suspend", "tier-resume", "tier-both", "tier-prepare", "tier-append"])
+        for row in rows:
+            self.assertEqual(list(row), ["op", "shape", "backend", "median_us", "p99_us", "gb_per_s",
+                                         "ceiling", "fraction", "times_alone"])
+            self.assertLessEqual(row["median_us"], row["p99_us"])
+        moved = 9 * 16 * 2 * 2 * 8 * 2  # blocks, tokens, layers, K and V, elements, bytes
+        self.assertAlmostEqual(rows[0]["gb_per_s"] * 1e3 * rows[0]["median_us"], moved, 3)
+        self.assertAlmostEqual(rows[2]["gb_per_s"] * 1e3 * rows[2]["median_us"], 2 * moved, 3)
+        for wrong in (("tier", "swap"), ("tier", "--cold"), ("tier", "--shape", "T=1")):
+            self.assertEqual(bench(*wrong)[0], 2)
+
     def test_in_is_dtype_by_default(self):
         row, = self.rows("append", "--shape", "T=2,dtype=fp32")
         self.assertIn("in=fp32", row["shape"])

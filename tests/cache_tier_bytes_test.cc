@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "backend/deferred_backend.h"
+#include "support/count_new.h"
 #include "support/failing_copies.h"
 #include "support/fault_backend.h"
 #include "support/late_world.h"
@@ -256,6 +257,33 @@ TEST_CASE("Tier: Footprint tells what is taken, and everything is given back", "
     const auto made = KVCache::Create(RowWorld::Config(Options()), Device(backend));
     if (made.ok()) break;
     CHECK(backend->outstanding() == 0);
+  }
+}
+
+TEST_CASE("Tier: a steady step that writes through allocates nothing", "[tier]") {
+  for (const BackendKind kind : {BackendKind::kCpu, BackendKind::kNull}) {
+    WorldOptions options = Options(WritePolicy::kThrough);
+    options.blocks = options.host.num_blocks = 300;
+    options.max_tokens_per_sequence = 400;
+    auto cache = KVCache::Create(RowWorld::Config(options), *Device::Create(kind));
+    REQUIRE(cache.ok());
+    const SequenceId ids[2] = {*cache->Open({}), *cache->Open({})};
+    const StepItem items[2] = {{ids[0], 1, 0, {}}, {ids[1], 1, 0, {}}};
+    TokenId token = 0;
+    bool ok = true;
+    const auto step = [&] {
+      const TokenId tokens[2] = {++token, -token};
+      auto planned = cache->Plan(items);
+      ok = ok && planned.ok() && cache->Prepare(*planned, {}).ok();
+      const StepCommit commits[2] = {{ids[0], 1, {&tokens[0], 1}}, {ids[1], 1, {&tokens[1], 1}}};
+      ok = ok && cache->Commit(*planned, commits, {}).ok();
+    };
+    for (int i = 0; i < 40; ++i) step();
+    const std::int64_t before = testing::CountOfNew();
+    for (int i = 0; i < 200; ++i) step();
+    CHECK(testing::CountOfNew() == before);
+    CHECK(ok);
+    CHECK(cache->GetStats().offloaded_blocks == 2 * 240 / 4);
   }
 }
 

@@ -5,7 +5,9 @@
 #include <random>
 
 #include "backend/deferred_backend.h"
+#include "support/cache_pair.h"
 #include "support/failing_copies.h"
+#include "support/fault_backend.h"
 #include "support/late_world.h"
 
 namespace lariat {
@@ -13,6 +15,7 @@ namespace {
 
 using testing::Cpu;
 using testing::FailingCopies;
+using testing::FaultBackend;
 using testing::LateWorld;
 using testing::RowWorld;
 using testing::Tokens;
@@ -23,7 +26,13 @@ using testing::WorldSequence;
 // What a run did, so that a run which does nothing is seen.
 struct Done {
   std::int64_t offloaded = 0, onboarded = 0, fetches = 0, suspends = 0, resumes = 0, failed = 0,
-               evicted = 0, corrupt = 0;
+               evicted = 0;
+};
+
+// A backend's planned faults: the n-th call from now on, 0: none; and how many there were.
+struct Faults {
+  std::function<void(std::int64_t)> at;
+  std::function<std::int64_t()> count;
 };
 
 // Random calls; those that the cache refuses for want of room, or as too early, are left out.
@@ -31,22 +40,23 @@ class RandomTier {
  public:
   // pass_time: lets a late device run something.
   RandomTier(RowWorld& world, const WorldOptions& options, unsigned seed,
-             std::function<void()> pass_time, FailingCopies* failing = nullptr)
+             std::function<void()> pass_time, Faults faults = {})
       : world_(world),
         options_(options),
         random_(seed),
         pass_time_(std::move(pass_time)),
-        failing_(failing) {}
+        faults_(std::move(faults)) {}
 
   void Calls(int count) {
     for (int i = 0; i < count; ++i) {
-      if (failing_ != nullptr && Roll(3) == 0) failing_->FailAt(1 + Roll(2));
+      if (faults_.at && Roll(3) == 0) faults_.at(1 + Roll(2));
       One();
-      if (failing_ != nullptr && Roll(6) == 0) failing_->FailAt(0);
+      if (states_ != nullptr) states_->push_back(world_.cache().Snapshot());
+      if (faults_.at && Roll(6) == 0) faults_.at(0);
       if (Roll(3) == 0) pass_time_();
       if (Roll(24) == 0) Check();
     }
-    if (failing_ != nullptr) failing_->FailAt(0);
+    if (faults_.at) faults_.at(0);
     while (!world_.live().empty()) Ok(world_.Commit(stream_));
     Check();
     while (!world_.sequences().empty()) Ok(world_.Close(world_.sequences().begin()->first));
@@ -57,9 +67,11 @@ class RandomTier {
     done_.offloaded = stats.offloaded_blocks;
     done_.onboarded = stats.onboarded_blocks;
     done_.evicted = stats.evicted_blocks;
-    if (failing_ != nullptr) done_.failed = failing_->failed();
+    if (faults_.at) done_.failed = faults_.count();
   }
   const Done& done() const { return done_; }
+  // From now on notes the cache's state after each call.
+  void Note(std::vector<std::string>& states) { states_ = &states; }
 
  private:
   std::int64_t Roll(std::int64_t sides) {
@@ -77,11 +89,12 @@ class RandomTier {
     for (const Code code : codes) {
       if (status.code() == code) return false;
     }
-    if (failing_ == nullptr || status.code() != Code::kDeviceError) FAIL(status.ToString());
+    if (!faults_.at || status.code() != Code::kDeviceError) FAIL(status.ToString());
     return false;
   }
 
   void Check() {
+    if (faults_.at) faults_.at(0);
     world_.CheckRows();
     REQUIRE(world_.errors() == "");
     const Stats s = world_.cache().GetStats();
@@ -101,7 +114,7 @@ class RandomTier {
     } else if (dice < 58) {
       Commit();
     } else if (dice < 61) {
-      if (!world_.live().empty()) Ok(world_.DiscardLast(stream_));
+      if (!world_.live().empty()) Went(world_.DiscardLast(stream_), {});
     } else if (dice < 70) {
       Ok(world_.Close(Any()));
     } else if (dice < 73) {
@@ -130,7 +143,7 @@ class RandomTier {
     } else if (dice < 98) {
       Accept();
     } else {
-      Ok(world_.cache().Poll().status());
+      Went(world_.cache().Poll().status(), {});
     }
     DropCorrupt();
   }
@@ -148,19 +161,17 @@ class RandomTier {
     if (world_.transfers().empty()) return;
     const auto any = std::next(world_.transfers().begin(), Roll(std::ssize(world_.transfers())));
     const auto report = world_.Accept(any->first);
-    Ok(report.status());
-    if (failing_ == nullptr) REQUIRE_FALSE(report->failed);
+    if (Went(report.status(), {}) && !faults_.at) REQUIRE_FALSE(report->failed);
   }
 
   // Sequences whose copy was lost.
   void DropCorrupt() {
-    if (failing_ == nullptr) return;
+    if (!faults_.at) return;
     std::vector<SequenceId> corrupt;
     for (const auto& [id, sequence] : world_.sequences()) {
       if (world_.cache().GetExtent(id).status().code() == Code::kCorruptData) corrupt.push_back(id);
     }
     for (const SequenceId id : corrupt) Ok(world_.Close(id));
-    done_.corrupt += std::ssize(corrupt);
   }
 
   void Step() {
@@ -180,7 +191,12 @@ class RandomTier {
       }
       items.push_back(item);
     }
-    Went(world_.Run(items, stream_), {Code::kResourceExhausted, Code::kNotReady});
+    const std::size_t live = world_.live().size();
+    const Status run = world_.Run(items, stream_);
+    if (Went(run, {Code::kResourceExhausted, Code::kNotReady})) return;
+    if (world_.live().size() == live) return;
+    faults_.at(0);  // it failed in the appends: they are made again
+    Ok(world_.AppendAll(stream_));
   }
 
   void Commit() {
@@ -190,14 +206,15 @@ class RandomTier {
       const std::int64_t drafts = world_.live().front().drafts.at(rows.sequence);
       if (drafts > 0) kept[rows.sequence] = rows.count - Roll(drafts + 1);
     }
-    Ok(world_.Commit(stream_, kept, Roll(4) == 0 ? Roll(4) : 100));
+    Went(world_.Commit(stream_, kept, Roll(4) == 0 ? Roll(4) : 100), {});
   }
 
   RowWorld& world_;
   const WorldOptions options_;
   std::mt19937_64 random_;
   std::function<void()> pass_time_;
-  FailingCopies* failing_;
+  const Faults faults_;
+  std::vector<std::string>* states_ = nullptr;
   Stream stream_ = {};
   Done done_;
 };
@@ -225,14 +242,12 @@ void Add(Done& sum, const Done& one) {
   sum.resumes += one.resumes;
   sum.failed += one.failed;
   sum.evicted += one.evicted;
-  sum.corrupt += one.corrupt;
 }
 
-void Told(const Done& sum) {
-  WARN("offloaded " << sum.offloaded << ", onboarded " << sum.onboarded << ", fetches "
-                    << sum.fetches << ", suspends " << sum.suspends << ", resumes " << sum.resumes
-                    << ", evicted " << sum.evicted << ", failed copies " << sum.failed
-                    << ", corrupt " << sum.corrupt);
+std::string Text(const Done& sum) {
+  return testing::Text("offloaded ", sum.offloaded, ", onboarded ", sum.onboarded, ", fetches ",
+                       sum.fetches, ", suspends ", sum.suspends, ", resumes ", sum.resumes,
+                       ", evicted ", sum.evicted, ", failed copies ", sum.failed);
 }
 
 void AtOnce(Stream, const std::function<void()>& work) { work(); }
@@ -250,11 +265,11 @@ TEST_CASE("Tier rows: copies late and poisoned, steps at once", "[tier]") {
     Add(sum, tier.done());
     CHECK(world.readers_run() > 0);
   }
-  Told(sum);
-  CHECK(sum.offloaded > 1000);
-  CHECK(sum.onboarded > 500);
-  CHECK(sum.fetches > 100);
-  CHECK(sum.resumes > 100);
+  INFO(Text(sum));
+  CHECK(sum.offloaded > 8000);
+  CHECK(sum.onboarded > 4000);
+  CHECK(sum.fetches > 800);
+  CHECK(sum.resumes > 400);
 }
 
 TEST_CASE("Tier rows: everything late, streams in any order", "[tier]") {
@@ -272,8 +287,34 @@ TEST_CASE("Tier rows: everything late, streams in any order", "[tier]") {
     REQUIRE(late.world.errors() == "");
     Add(sum, tier.done());
   }
-  Told(sum);
-  CHECK(sum.onboarded > 400);
+  INFO(Text(sum));
+  CHECK(sum.onboarded > 2500);
+}
+
+TEST_CASE("Tier rows: no state depends on how long a copy takes", "[tier]") {
+  for (int seed = 0; seed < 12; ++seed) {
+    CAPTURE(seed);
+    const WorldOptions options = OptionsOf(seed);
+    std::vector<std::string> states[3];
+    for (unsigned i = 0; i < 2; ++i) {
+      const Device device = *Device::CreateDeferred(BackendKind::kCpu, 1000 * i + 7);
+      RowWorld world(options, device, AtOnce);
+      RandomTier tier(world, options, static_cast<unsigned>(seed), [] {});
+      tier.Note(states[i]);
+      tier.Calls(800);
+    }
+    LateWorld late(options);
+    std::mt19937_64 random(static_cast<unsigned>(seed));
+    RandomTier tier(late.world, options, static_cast<unsigned>(seed), [&] {
+      late.backend->RunSome(static_cast<std::int64_t>(random() % 24), random);
+    });
+    tier.Note(states[2]);
+    tier.Calls(800);
+    late.Finish();
+    REQUIRE(states[0].size() == 800);
+    CHECK(states[0] == states[1]);
+    CHECK(states[0] == states[2]);
+  }
 }
 
 TEST_CASE("Tier rows: copies that fail are misses, never hits", "[tier]") {
@@ -285,13 +326,41 @@ TEST_CASE("Tier rows: copies that fail are misses, never hits", "[tier]") {
         std::make_shared<FailingCopies>(MakeDeferredBackend(Cpu(), static_cast<unsigned>(seed)));
     RowWorld world(options, Device(failing), AtOnce);
     RandomTier tier(
-        world, options, static_cast<unsigned>(seed + 200), [] {}, failing.get());
+        world, options, static_cast<unsigned>(seed + 200), [] {},
+        {[&](std::int64_t n) { failing->FailAt(n); }, [&] { return failing->failed(); }});
     tier.Calls(4000);
     Add(sum, tier.done());
   }
-  Told(sum);
-  CHECK(sum.failed > 200);
-  CHECK(sum.onboarded > 200);
+  INFO(Text(sum));
+  CHECK(sum.failed > 1000);
+  CHECK(sum.onboarded > 1500);
+}
+
+TEST_CASE("Tier rows: whatever call of the device fails", "[tier]") {
+  Done sum;
+  for (int seed = 0; seed < 24; ++seed) {
+    CAPTURE(seed);
+    const WorldOptions options = OptionsOf(seed);
+    const auto faulty =
+        std::make_shared<FaultBackend>(MakeDeferredBackend(Cpu(), static_cast<unsigned>(seed)));
+    std::int64_t count = 0;
+    {
+      RowWorld world(options, Device(faulty), AtOnce);
+      RandomTier tier(world, options, static_cast<unsigned>(seed + 300), [] {},
+                      {[&](std::int64_t n) {
+                         count += faulty->failed();
+                         faulty->FailAt(n == 0 ? 0 : n * 3);
+                       },
+                       [&] { return count; }});
+      tier.Calls(4000);
+      Add(sum, tier.done());
+    }
+    CHECK(faulty->outstanding() == 0);
+    CHECK(faulty->wrong_frees() == 0);
+  }
+  INFO(Text(sum));
+  CHECK(sum.failed > 4000);
+  CHECK(sum.onboarded > 1500);
 }
 
 TEST_CASE("Tier rows: on a CUDA device", "[tier]") {
@@ -306,7 +375,7 @@ TEST_CASE("Tier rows: on a CUDA device", "[tier]") {
     tier.Calls(1000);
     Add(sum, tier.done());
   }
-  Told(sum);
+  INFO(Text(sum));
   CHECK(sum.onboarded > 200);
 }
 

@@ -269,4 +269,38 @@ TEST_CASE("device: a stream on CUDA really waits, and a query does not block") {
   device->DestroyStream(*fast);
 }
 
+TEST_CASE("device: many ranges in one copy, and null ones are refused") {
+  for (Device& device : testing::AvailableDevices()) {
+    const Stream stream = *device.CreateStream();
+    const std::vector<std::uint8_t> ramp = Ramp(100 * 300);
+    const DeviceBuffer middle = *device.Allocate(MemoryKind::kDevice, ramp.size());
+    const DeviceBuffer from = *device.Allocate(MemoryKind::kPinnedHost, ramp.size());
+    const DeviceBuffer to = *device.Allocate(MemoryKind::kPinnedHost, ramp.size());
+    std::memcpy(from.data(), ramp.data(), ramp.size());
+    std::memset(to.data(), 0xFD, ramp.size());
+    const auto at = [](const DeviceBuffer& buffer, std::size_t i) {
+      return static_cast<std::byte*>(buffer.data()) + i * 100;
+    };
+    std::vector<BlockCopy> down, up;
+    for (std::size_t i = 0; i < 300; ++i) {
+      up.push_back({at(middle, 299 - i), at(from, i), 100});
+      down.push_back({at(to, i), at(middle, 299 - i), 100});
+    }
+    up.push_back({nullptr, nullptr, 0});
+    REQUIRE(device.Copy(up, stream).ok());
+    REQUIRE(device.Copy(down, stream).ok());
+    REQUIRE(device.Copy({}, stream).ok());
+    REQUIRE(device.Synchronize(stream).ok());
+    CHECK(std::memcmp(to.data(), ramp.data(), ramp.size()) == 0);
+    up[3].src = nullptr;
+    Status status = device.Copy(up, stream);
+    CHECK(status.code() == Code::kInvalidArgument);
+    CHECK(status.message().rfind("copies[3].src = null", 0) == 0);
+    down[0].dst = nullptr;
+    status = device.Copy(down, stream);
+    CHECK(status.message().rfind("copies[0].dst = null", 0) == 0);
+    device.DestroyStream(stream);
+  }
+}
+
 }  // namespace lariat

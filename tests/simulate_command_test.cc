@@ -52,8 +52,9 @@ TEST_CASE("The document has every key", "[command]") {
   const ordered_json doc =
       Json(kSmall + kModel + " --backend null --sequential --unlimited --max-length none");
   CHECK(Keys(doc) == Names{"backend", "model", "device", "trace", "served", "prefix", "speculation",
-                           "beams", "blocks", "steps", "tokens_appended", "recomputed_tokens",
-                           "bytes", "time", "load", "throughput", "latency_ms", "check"});
+                           "beams", "blocks", "host", "steps", "tokens_appended",
+                           "recomputed_tokens", "bytes", "time", "load", "throughput", "latency_ms",
+                           "check"});
   CHECK(doc["backend"] == "null");
   CHECK(doc["model"] == "smollm2-135m");
   CHECK(doc["device"] == "h200");
@@ -202,7 +203,8 @@ TEST_CASE("Documents go to files, and the text stays on stdout", "[command]") {
   CHECK(ordered_json::parse(ReadFile(folder.File("r.json")))["served"]["finished"] == 5);
   const std::string csv = ReadFile(folder.File("r.csv"));
   CHECK(std::count(csv.begin(), csv.end(), '\n') == 7);
-  CHECK(csv.find("request,line,outcome,input_tokens,output_tokens,hit_tokens,recomputed_tokens,"
+  CHECK(csv.find("request,line,outcome,input_tokens,output_tokens,hit_tokens,host_hit_tokens,"
+                 "recomputed_tokens,"
                  "preemptions,arrival_s,queue_ms,ttft_ms,tpot_ms,e2e_ms\n0,1,finished,1024,4,0,0,0,"
                  "0,0,") == 0);
   CHECK(csv.find("\n1,2,max_length,1300,0,0,0,0,") != std::string::npos);
@@ -297,9 +299,8 @@ TEST_CASE("Bad usage is exit 2, says what, and leaves stdout empty", "[command]"
 }
 
 TEST_CASE("What is not built says so by name", "[command]") {
-  for (const char* arguments :
-       {"--host-memory 8GiB", "--preempt swap", "--preempt auto", "--gpus 2", "--weights-dtype fp8",
-        "--memory auto", "--report r.html", "--dtype fp8_e4m3"}) {
+  for (const char* arguments : {"--gpus 2", "--weights-dtype fp8", "--memory auto",
+                                "--report r.html", "--dtype fp8_e4m3"}) {
     INFO(arguments);
     const CommandResult result =
         RunLariat(std::string("simulate --workload in=20,out=3,n=2 --backend null ") + arguments);
@@ -310,6 +311,34 @@ TEST_CASE("What is not built says so by name", "[command]") {
     // The flag, or its value.
     const std::string flag(arguments, std::string(arguments).find(' '));
     CHECK(result.err.find(flag) != std::string::npos);
+  }
+}
+
+TEST_CASE("A host tier on the command line", "[command]") {
+  const std::string run =
+      "simulate --workload in=64,out=60,n=8,prefix=37 --model smollm2-135m "
+      "--blocks 30 --backend null ";
+  const CommandResult good =
+      RunLariat(run + "--host-memory 64MiB --write-policy through --preempt swap --json -");
+  REQUIRE(good.exit_code == 0);
+  const auto doc = ordered_json::parse(good.out);
+  CHECK(doc["host"]["blocks"] > 0);
+  CHECK(doc["host"]["swaps"] == doc["served"]["preemptions"]);
+  CHECK(doc["recomputed_tokens"] == 0);
+  CHECK(doc["bytes"]["offloaded"] > 0);
+  CHECK(doc["prefix"]["device_hit_tokens"].get<std::int64_t>() +
+            doc["prefix"]["host_hit_tokens"].get<std::int64_t>() ==
+        doc["prefix"]["hit_tokens"].get<std::int64_t>());
+  const CommandResult text = RunLariat(run + "--host-memory 64MiB --late-copies");
+  CHECK(text.exit_code == 0);
+  CHECK(text.out.find("host tier") != std::string::npos);
+  for (const char* bad : {"--preempt swap", "--preempt auto", "--host-memory 1", "--host-memory x",
+                          "--write-policy through", "--late-copies"}) {
+    INFO(bad);
+    const CommandResult refused = RunLariat(run + bad);
+    CHECK(refused.exit_code == 2);
+    CHECK(refused.out.empty());
+    CHECK(refused.err.find("host-memory") != std::string::npos);
   }
 }
 

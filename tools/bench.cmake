@@ -3,7 +3,8 @@
 find_package(benchmark 1.7 REQUIRED)
 target_sources(lariat_tool PRIVATE cmd_bench.cc bench_append.cc bench_data.cc bench_manager.cc bench_mla_append.cc
                                    bench_mla_compress.cc bench_mla_expand.cc bench_ops.cc bench_product.cc
-                                   bench_rope_update.cc bench_rows.cc bench_shape.cc bench_swap.cc bench_timer_cpu.cc
+                                   bench_rope_update.cc bench_rows.cc bench_shape.cc bench_swap.cc bench_tier.cc
+                                   bench_timer_cpu.cc
                                    bench_workload.cc)
 target_compile_definitions(lariat_tool PRIVATE LARIAT_HAVE_BENCH)
 target_link_libraries(lariat_tool PRIVATE benchmark::benchmark lariat::cblas)

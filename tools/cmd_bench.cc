@@ -11,11 +11,13 @@
 #include <new>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bench_manager.h"
 #include "bench_ops.h"
 #include "bench_rows.h"
+#include "bench_tier.h"
 #include "bench_timer.h"
 #include "commands.h"
 #include "option_checks.h"
@@ -250,13 +252,67 @@ int RunManager(const BenchOptions& options) {
   return written.ok() ? kExitOk : Fail(written);
 }
 
+// A whole cache with a host tier, on the host's clock.
+int RunTier(const BenchOptions& options) {
+  if (options.hot || options.cold) {
+    return Fail(InvalidArgument("bench tier has rows of its own, without --hot and --cold"));
+  }
+  const Result<BackendKind> backend = ChooseBackend(options.backend);
+  if (!backend.ok()) return Fail(backend.status());
+  if (*backend == BackendKind::kNull) {
+    return Fail(InvalidArgument("bench needs a backend with memory, cpu or cuda"));
+  }
+  const Result<Device> device = Device::Create(*backend);
+  if (!device.ok()) return Fail(device.status());
+  const Result<std::vector<TierRow>> rows = RunTierBench(*device, options.shapes);
+  if (!rows.ok()) {
+    spdlog::error("bench tier: {}", rows.status().message());
+    return rows.status().code() == Code::kCorruptData ? kExitCheckFailed : kExitBadUsage;
+  }
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  const bool table = options.json != "-";
+  if (table) {
+    fmt::print("backend {} ({})\n{:<20} {:>12} {:>10} {:>8} {:>9} {:>8}\n",
+               BackendName(device->kind()), device->name(), "op", "median us", "p99 us", "GB/s",
+               "ceiling", "x alone");
+  }
+  const auto text = [](double value, const char* unit) {
+    return value > 0 ? fmt::format("{:.2f}{}", value, unit) : std::string();
+  };
+  const auto number = [](double value) {
+    return value > 0 ? nlohmann::ordered_json(value) : nlohmann::ordered_json();
+  };
+  for (const TierRow& row : *rows) {
+    const double fraction = row.ceiling > 0 ? row.gb_per_s / row.ceiling : 0;
+    if (table) {
+      fmt::print("{:<20} {:>12.2f} {:>10.2f} {:>8} {:>9} {:>8}  {}\n", row.op, row.median_s * 1e6,
+                 row.p99_s * 1e6, text(row.gb_per_s, ""), text(100 * fraction, " %"),
+                 text(row.alone, ""), row.shape);
+    }
+    list.push_back({{"op", row.op},
+                    {"shape", row.shape},
+                    {"backend", BackendName(device->kind())},
+                    {"median_us", row.median_s * 1e6},
+                    {"p99_us", row.p99_s * 1e6},
+                    {"gb_per_s", number(row.gb_per_s)},
+                    {"ceiling", number(row.ceiling)},
+                    {"fraction", number(fraction)},
+                    {"times_alone", number(row.alone)}});
+  }
+  if (options.json.empty()) return kExitOk;
+  const Status written = WriteText(options.json, list.dump(2) + "\n");
+  return written.ok() ? kExitOk : Fail(written);
+}
+
 int RunBench(const BenchOptions& options) {
   const Status output = CheckOutput("--json", options.json);
   if (!output.ok()) return Fail(output);
   const auto& ops = options.ops;
-  if (std::find(ops.begin(), ops.end(), "manager") != ops.end()) {
-    if (ops.size() == 1) return RunManager(options);
-    return Fail(InvalidArgument("bench manager is run alone: it times the host, not a device"));
+  for (const auto& [name, run] : {std::pair{"manager", &RunManager}, std::pair{"tier", &RunTier}}) {
+    if (std::find(ops.begin(), ops.end(), name) == ops.end()) continue;
+    if (ops.size() == 1) return run(options);
+    return Fail(InvalidArgument(std::string("bench ") + name +
+                                " is run alone: it times the host, not a device"));
   }
   const Result<BackendKind> backend = ChooseBackend(options.backend);
   if (!backend.ok()) return Fail(backend.status());
@@ -284,7 +340,7 @@ void AddBench(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<BenchOptions>();
   CLI::App* const command =
       app.add_subcommand("bench", "What the operations cost, beside this machine's ceiling");
-  command->add_option("op", options->ops, OpNames() + "; or manager, alone")->required();
+  command->add_option("op", options->ops, OpNames() + "; or manager or tier, alone")->required();
   command
       ->add_option("--shape", options->shapes,
                    "KEY=VALUE,... over the operation's defaults; may be repeated")

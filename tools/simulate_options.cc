@@ -16,14 +16,13 @@
 #include "lariat/cost_model.h"
 #include "lariat/model.h"
 #include "option_checks.h"
+#include "simulate_values.h"
 
 namespace lariat::tools {
 namespace {
 
 constexpr std::int64_t kMaxCount = std::int64_t{1} << 40;  // more than any trace has
 constexpr std::int64_t kMaxBlocks = 2147483647;            // a block's number is an int32
-
-std::string NotBuilt(const std::string& what) { return what + ": not built in this version"; }
 
 // A value out of a list, of which the last ones are known and not built.
 CLI::Validator Choice(std::initializer_list<std::string_view> built,
@@ -43,7 +42,7 @@ CLI::Validator Choice(std::initializer_list<std::string_view> built,
 
 // Flags of later versions: known, so that they are not taken for a misspelling.
 void DefineNotBuilt(CLI::App& command, SimulateOptions& options) {
-  for (const std::string name : {"--host-memory", "--gpus", "--weights-dtype", "--report"}) {
+  for (const std::string name : {"--gpus", "--weights-dtype", "--report"}) {
     command
         .add_option_function<std::string>(
             name, [name, &options](const std::string&) { options.not_built = name; })
@@ -128,6 +127,25 @@ void DefineCache(CLI::App& command, SimulateOptions& o) {
       ->check(Choice({"block", "token"}))
       ->group(group)
       ->capture_default_str();
+  auto* host = command
+                   .add_option("--host-memory", o.host_memory,
+                               "Of a second tier that keeps evicted blocks, as in 64GiB")
+                   ->check(NotEmpty())
+                   ->type_name("SIZE")
+                   ->group(group);
+  command
+      .add_option(
+          "--write-policy", o.write_policy,
+          "When blocks are copied there: before they are evicted, at once, or after two hits")
+      ->check(Choice({"back", "through", "after-hits"}))
+      ->group(group)
+      ->needs(host)
+      ->capture_default_str();
+  command
+      .add_flag("--late-copies", o.late_copies,
+                "Copies between the tiers end as late as they may; cpu and null backends only")
+      ->group(group)
+      ->needs(host);
   command.add_option("--policy", o.policy, "Which cached block goes first")
       ->check(Choice({"lru"}))
       ->group(group)
@@ -150,7 +168,7 @@ void DefineSession(CLI::App& command, SimulateOptions& o) {
       ->group(group)
       ->capture_default_str();
   command.add_option("--preempt", o.preempt, "What becomes of a request without room")
-      ->check(Choice({"recompute"}, {"swap", "auto"}))
+      ->check(Choice({"recompute", "swap", "auto"}))
       ->group(group)
       ->capture_default_str();
   auto* speculate =
@@ -196,74 +214,6 @@ void DefineResults(CLI::App& command, SimulateOptions& o) {
       ->group(group);
 }
 
-Result<std::int64_t> ParseMaxLength(const std::string& text, const ModelConfig& model) {
-  if (text == "none") return std::int64_t{0};
-  if (text == "model") return model.max_position_embeddings;
-  std::int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < 1) {
-    return InvalidArgument("--max-length = " + text + "; allowed: a number >= 1, model, none");
-  }
-  return value;
-}
-
-struct Speculation {
-  int drafts = 0;
-  double acceptance = 0;
-};
-
-// "K:P". Empty: no speculation.
-Result<Speculation> ParseSpeculate(const std::string& text) {
-  Speculation parsed;
-  if (text.empty()) return parsed;
-  const char* const end = text.data() + text.size();
-  const auto drafts = std::from_chars(text.data(), end, parsed.drafts);
-  bool good = drafts.ec == std::errc() && drafts.ptr != end && *drafts.ptr == ':';
-  if (good) {
-    const auto acceptance = std::from_chars(drafts.ptr + 1, end, parsed.acceptance);
-    good = acceptance.ec == std::errc() && acceptance.ptr == end;
-  }
-  good = good && parsed.drafts >= 1 && parsed.drafts <= 64 && parsed.acceptance >= 0 &&
-         parsed.acceptance <= 1;
-  if (good) return parsed;
-  return InvalidArgument("--speculate = " + text +
-                         "; allowed: K:P, drafts of a step in 1..64 and the probability in 0..1 "
-                         "that one is accepted, as in 4:0.7");
-}
-
-Result<MemoryConfig> ParseMemory(const SimulateOptions& options, BackendKind backend) {
-  MemoryConfig memory;
-  if (options.unlimited) {
-    if (backend != BackendKind::kNull) {
-      return InvalidArgument("--unlimited needs --backend null: other backends have real memory");
-    }
-    memory.unlimited = true;
-  } else if (options.blocks > 0) {
-    memory.num_blocks = options.blocks;
-  } else {
-    if (options.memory == "auto") return Unsupported(NotBuilt("--memory auto"));
-    const Result<std::int64_t> bytes = ParseSize(options.memory);
-    if (!bytes.ok()) {
-      return InvalidArgument("--memory = " + bytes.status().message());
-    }
-    memory.bytes = *bytes;
-  }
-  return memory;
-}
-
-// Readers of MLA's rows take blocks of 64.
-int ChooseBlockSize(int given, const ModelConfig& model) {
-  if (given > 0) return given;
-  return model.mla.kv_lora_rank > 0 ? 64 : 16;
-}
-
-DType ChooseDType(const std::string& name, DType of_model) {
-  for (const DType dtype : {DType::kFP32, DType::kFP16, DType::kBF16}) {
-    if (name == DTypeName(dtype)) return dtype;
-  }
-  return of_model == DType::kFP32 ? DType::kBF16 : of_model;
-}
-
 Result<Trace> LoadTrace(const SimulateOptions& options) {
   if (!options.workload.empty()) return MakeWorkload(options.workload, options.seed);
   if (options.trace.empty()) return InvalidArgument("one of --trace and --workload is required");
@@ -286,13 +236,6 @@ Status CheckOutputs(const SimulateOptions& options) {
   if (!same) return checked;
   return InvalidArgument("--json and --requests-out both name " +
                          (options.json == "-" ? "standard output" : options.json));
-}
-
-InjectedFault ParseFault(const std::string& name) {
-  if (name == "stale") return InjectedFault::kStale;
-  if (name == "shift") return InjectedFault::kShift;
-  if (name == "bit") return InjectedFault::kBit;
-  return InjectedFault::kNone;
 }
 
 }  // namespace
@@ -332,6 +275,8 @@ Result<SimulateInputs> LoadSimulateInputs(const SimulateOptions& options) {
   if (!speculation.ok()) return speculation.status();
   const Result<MemoryConfig> memory = ParseMemory(options, *backend);
   if (!memory.ok()) return memory.status();
+  const Result<HostTier> host = ParseHostTier(options);
+  if (!host.ok()) return host.status();
   Result<Trace> trace = LoadTrace(options);
   if (!trace.ok()) return trace.status();
 
@@ -345,6 +290,9 @@ Result<SimulateInputs> LoadSimulateInputs(const SimulateOptions& options) {
   config.backend = *backend;
   config.memory = *memory;
   config.reuse = options.reuse == "token" ? Reuse::kToken : Reuse::kBlock;
+  config.host = *host;
+  config.late_copies = options.late_copies;
+  config.preempt = ParsePreempt(options.preempt);
   config.max_batch = options.max_batch;
   config.prefill_chunk = options.prefill_chunk;
   config.max_length = *max_length;

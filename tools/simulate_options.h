@@ -40,6 +40,9 @@ struct SimulateOptions {
   std::string policy = "lru";
   std::string preempt = "recompute";
   std::string reuse = "block";
+  std::string host_memory;  // empty: no host tier
+  std::string write_policy = "back";
+  bool late_copies = false;
 
   // --- the session ---
   int max_batch = 256;

@@ -107,6 +107,10 @@ std::string SimulationJson(const Trace& trace, const SimulatorConfig& config,
   if (result.has_prefix) {
     doc["prefix"] = {
         {"hit_tokens", s.hit_tokens}, {"lookup_tokens", s.lookup_tokens}, {"hit_rate", HitRate(s)}};
+    if (result.cache.host_blocks > 0) {
+      doc["prefix"]["device_hit_tokens"] = s.hit_tokens - s.host_hit_tokens;
+      doc["prefix"]["host_hit_tokens"] = s.host_hit_tokens;
+    }
   }
   doc["speculation"] = nullptr;
   if (config.draft_tokens > 0) {
@@ -123,11 +127,20 @@ std::string SimulationJson(const Trace& trace, const SimulatorConfig& config,
       {"peak_used", result.cache.peak_used_blocks},
       {"evicted", result.cache.evicted_blocks},
       {"bytes_each", result.bytes_per_block}};
+  doc["host"] = nullptr;
+  if (result.cache.host_blocks > 0) {
+    doc["host"] = {{"blocks", result.cache.host_blocks},
+                   {"used", result.cache.host_used},
+                   {"evicted", result.cache.host_evicted},
+                   {"fetches", s.fetches},
+                   {"swaps", s.swaps}};
+  }
   doc["steps"] = s.steps;
   doc["tokens_appended"] = s.tokens_appended;
   doc["recomputed_tokens"] = s.recomputed_tokens;
-  doc["bytes"] = {
-      {"appended", s.tokens_appended * result.bytes_per_token}, {"offloaded", 0}, {"onboarded", 0}};
+  doc["bytes"] = {{"appended", s.tokens_appended * result.bytes_per_token},
+                  {"offloaded", result.cache.offloaded_blocks * result.bytes_per_block},
+                  {"onboarded", result.cache.onboarded_blocks * result.bytes_per_block}};
   doc["time"] = {{"wall_s", result.wall_s},
                  {"manager_s", s.manager_s},
                  {"device_s", OrNull(result.device_s)},
@@ -192,6 +205,18 @@ std::string SimulationText(const Trace& trace, const SimulatorConfig& config,
                  Count(result.cache.peak_used_blocks),
                  config.memory.unlimited ? "unlimited" : Count(result.cache.total_blocks),
                  Count(result.cache.evicted_blocks));
+  if (result.cache.host_blocks > 0) {
+    const auto bytes = [&](std::int64_t blocks) {
+      return Bytes(static_cast<double>(blocks) * static_cast<double>(result.bytes_per_block));
+    };
+    fmt::format_to(out,
+                   "host tier   {} blocks, {} used, {} evicted: {} prompt tokens found there by {} "
+                   "fetches, {} swaps\n            {} down, {} up\n",
+                   Count(result.cache.host_blocks), Count(result.cache.host_used),
+                   Count(result.cache.host_evicted), Count(s.host_hit_tokens), Count(s.fetches),
+                   Count(s.swaps), bytes(result.cache.offloaded_blocks),
+                   bytes(result.cache.onboarded_blocks));
+  }
   fmt::format_to(out,
                  "simulated   {:.3f} s, busy {:.1f} %: {:.1f} output tokens/s, {:.3f} requests/s\n",
                  result.virtual_s, 100 * result.busy_fraction, result.output_tok_s, result.req_s);
@@ -226,13 +251,14 @@ std::string RequestsCsv(const Trace& trace, const SimulationResult& result) {
   std::sort(rows.begin(), rows.end(),
             [](const RequestResult* a, const RequestResult* b) { return a->tag < b->tag; });
   std::string text =
-      "request,line,outcome,input_tokens,output_tokens,hit_tokens,recomputed_tokens,preemptions,"
+      "request,line,outcome,input_tokens,output_tokens,hit_tokens,host_hit_tokens,"
+      "recomputed_tokens,preemptions,"
       "arrival_s,queue_ms,ttft_ms,tpot_ms,e2e_ms\n";
   for (const RequestResult* r : rows) {
     const TraceRequest& asked = trace.requests()[r->tag];
-    fmt::format_to(std::back_inserter(text), "{},{},{},{},{},{},{},{},{}", r->tag, asked.line,
+    fmt::format_to(std::back_inserter(text), "{},{},{},{},{},{},{},{},{},{}", r->tag, asked.line,
                    OutcomeName(r->outcome), r->prompt_tokens, r->output_tokens, r->hit_tokens,
-                   r->recomputed_tokens, r->preemptions, r->arrival_s);
+                   r->host_hit_tokens, r->recomputed_tokens, r->preemptions, r->arrival_s);
     if (r->outcome == Outcome::kFinished) {
       const double decode_s = r->end_s - r->first_token_s;
       fmt::format_to(std::back_inserter(text), ",{},{},", 1e3 * (r->admitted_s - r->arrival_s),

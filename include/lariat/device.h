@@ -65,8 +65,9 @@ class Device {
   // must live until the stream has passed the call. bytes 0 is a no-op.
   Status CopyToDevice(void* dst, const void* src, std::size_t bytes, Stream stream);
   Status CopyToHost(void* dst, const void* src, std::size_t bytes, Stream stream);
-  // Many copies between any memory of device and host, in any order: as few calls of the driver as
-  // it has one for (none under a graph capture). Ranges do not overlap one another.
+  // Many copies between device and pinned or mapped host memory, in any order: in one call of the
+  // driver, 256 at a time, where it has such a call and the stream is not captured. Ranges do not
+  // overlap one another.
   Status Copy(std::span<const BlockCopy> copies, Stream stream);
   Status Fill(void* dst, std::uint8_t value, std::size_t bytes, Stream stream);
 

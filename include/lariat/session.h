@@ -12,8 +12,9 @@
 #include "lariat/types.h"
 
 // Continuous batching over one KVCache: a queue, admission, chunked prefill, decode, speculation,
-// beams, preemption by recomputation. Part of lariat::session. It uses the public cache API alone,
-// so a server may link it as its scheduler, or read it as an example of one.
+// beams, preemption, and the use of the cache's host tier. Part of lariat::session. It uses the
+// public cache API alone, so a server may link it as its scheduler, or read it as an example of
+// one.
 
 namespace lariat {
 
@@ -70,12 +71,28 @@ struct ExecutorOutput {
   double seconds = 0;  // how far the session's clock moves, >= 0
 };
 
+// Blocks on their way between the cache's tiers.
+struct TransferWork {
+  std::int64_t blocks = 0;
+  std::int64_t bytes = 0;
+  bool to_device = false;  // else to host memory
+};
+
 // Runs the model for one step; returns when `output` is known.
 class Executor {
  public:
   virtual ~Executor() = default;
   // An error ends the session.
   virtual Status Run(const ExecutorStep& step, ExecutorOutput& output) = 0;
+
+  // How long a transfer takes on the session's clock, beside the steps and behind those before it
+  // in the same direction. All of a session's answers are negative (the default: as long as it does
+  // take, the session asks KVCache::Poll), or none is (the session goes by its clock alone).
+  virtual double TransferSeconds(const TransferWork&) { return -1; }
+  // Whether a sequence that must make room is better moved to host memory and back than computed
+  // again. Asked with Preempt::kAuto.
+  //   tokens: its settled rows; work: all their blocks, of one direction
+  virtual bool PrefersSwap(std::int64_t /*tokens*/, const TransferWork& /*work*/) { return true; }
 };
 
 // --- What a server asks for -------------------------------------------------------------------
@@ -115,6 +132,7 @@ struct RequestResult {
   std::int64_t prompt_tokens = 0;
   std::int64_t output_tokens = 0;      // produced; of one beam, all have as many
   std::int64_t hit_tokens = 0;         // prompt tokens not computed, as found cached
+  std::int64_t host_hit_tokens = 0;    // of which were brought from host memory
   std::int64_t recomputed_tokens = 0;  // rows computed again after a preemption
   std::int64_t preemptions = 0;
   double arrival_s = 0;
@@ -155,11 +173,20 @@ class SessionObserver {
 
 // --- The session ------------------------------------------------------------------------------
 
+// What becomes of the request that has to make room. Without a host tier, of a request with beams,
+// and where the host tier has no room, it is computed again.
+enum class Preempt : std::uint8_t {
+  kRecompute,  // its blocks are let go
+  kSwap,       // they are moved to host memory, and back when there is room
+  kAuto,       // as Executor::PrefersSwap says
+};
+
 struct SessionConfig {
   // Sequences that run at once, each beam counted; the cache opens one more.
   int max_batch = 256;
   std::int64_t max_step_tokens = 2048;  // rows of one step: decodes and chunks of prompts together
   std::int64_t max_length = 0;  // prompt + new tokens; 0: the cache's max_tokens_per_sequence
+  Preempt preempt = Preempt::kRecompute;
 };
 
 // Sums since Create.
@@ -169,10 +196,13 @@ struct SessionStats {
   std::int64_t refused_never_fits = 0;
   std::int64_t cancelled = 0;
   std::int64_t preemptions = 0;
+  std::int64_t swaps = 0;    // of which moved to host memory
+  std::int64_t fetches = 0;  // requests whose prompts were found in part in host memory alone
   std::int64_t steps = 0;
   std::int64_t tokens_appended = 0;    // rows kept
   std::int64_t recomputed_tokens = 0;  // of which were computed before (see docs/simulator.md)
   std::int64_t hit_tokens = 0;
+  std::int64_t host_hit_tokens = 0;  // of which were brought from host memory
   std::int64_t lookup_tokens = 0;    // prompt tokens of admitted requests, each prompt once
   std::int64_t output_tokens = 0;    // produced; of a request with beams those of one beam
   std::int64_t drafted_tokens = 0;   // draft rows that were run
@@ -189,18 +219,22 @@ struct SessionStats {
 // - Then requests are admitted in order of arrival, while the batch and the budget have room and
 //   the blocks of the whole prompt that no running sequence holds are free or idle, not counting
 //   what running prompts and this step's decodes still take. Output is not reserved.
+// - A prompt that is found in part in host memory alone is fetched first. The request waits beside
+//   the queue, with its place in the batch; those behind it may be admitted meanwhile. When the
+//   fetch is accepted it comes before all others.
 // - The beams of a request are admitted, run, preempted and ended together. They fork where the
 //   prompt ends, and share all blocks but those that they write: a tail that is shared is copied.
 // - Where a step finds no block its drafts are left out; if that is not enough, the running request
 //   that arrived last is preempted: closed, and put back at the queue's front, to be opened again
 //   with all tokens it has by then. Of beams the first one is opened, and the others are forked
-//   from it where they part.
+//   from it where they part. With Preempt::kSwap it is moved to host memory instead, and goes on
+//   from there when its blocks have room again.
 // - A request that can never be served is refused when it is added. So every request ends.
 //
 // Threads: externally synchronised, with its cache. Nobody else opens sequences in that cache.
 // Ownership: borrows the cache, the executor and the observer, which must outlive it. Owns the
 //   prompts of requests until they end; a prompt that is written on demand is in memory only from
-//   when its request is the queue's head until it is computed.
+//   when its request is the queue's head, or is fetched, until it is computed.
 // Cost: a step costs O(1) per running sequence, beside the cache's own; nothing is allocated in a
 //   steady step.
 // Determinism: the same requests at the same times and the same outputs give the same steps.

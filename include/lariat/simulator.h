@@ -38,12 +38,17 @@ struct SimulatorConfig {
   MemoryConfig memory;
   int block_size = 16;
   Reuse reuse = Reuse::kBlock;  // of traces with token identity
+  HostTier host;                // a second tier in host memory
+  // On cpu and null: copies between the tiers complete only when somebody waits for them, in an
+  // order drawn by the seed, and what they write is poisoned till then.
+  bool late_copies = false;
 
   // --- the session ---
   int max_batch = 256;
   std::int64_t prefill_chunk = 2048;  // rows of a step
   std::int64_t max_length = 0;        // prompt + output of a request; 0: the trace's longest
   std::int64_t concurrency = 0;       // requests that wait or run at any time; 0: as the trace says
+  Preempt preempt = Preempt::kRecompute;
   // A request with TraceRequest::parent comes when that one has ended, and not before its own time.
   bool follow_turns = false;
 

@@ -62,6 +62,7 @@ Status BlockManager::Plan(std::span<const StepItem> items, const StepShape& shap
     throw;
   }
   if (has_tier()) step.fence = FenceOf(step);
+  step.copied = false;
   step.id = next_step_++;
   step.phase = StepPhase::kPlanned;
   plan_ = &step;
@@ -294,6 +295,14 @@ void BlockManager::Undo(PlannedStep& step) {
     }
   }
   UndoBlocks(step);
+  if (step.copied) {  // into victims, perhaps: what is cached is what was written
+    for (const BlockId victim : step.victims) {
+      idle_.Remove(victim);
+      Evict(victim);
+      pool_.FreeIdle(victim);
+    }
+    evicted_ += std::ssize(step.victims);
+  }
   --next_step_;
   plan_ = nullptr;
 }

@@ -73,6 +73,9 @@ struct PlannedStep {
   // Its stream must be behind this batch of writes to the host tier, which reads, or one before it
   // does, a block that the step writes to. 0: none. Known once it is planned.
   std::uint64_t fence = 0;
+  // Set by who runs the copies, before: from then on the targets hold what they held no more, even
+  // where Prepare fails.
+  bool copied = false;
   std::vector<StepRows> rows;
   std::vector<PlannedItem> items;  // parallel to rows
   std::vector<std::int32_t> positions;

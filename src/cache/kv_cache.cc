@@ -253,6 +253,10 @@ Result<std::span<const std::int32_t>> KVCache::BlockTable(SequenceId sequence) c
   });
 }
 
+Result<std::int64_t> KVCache::BlockHashes(SequenceId sequence, std::span<BlockHash> hashes) const {
+  return Guarded([&] { return impl_->manager.BlockHashes(sequence, hashes); });
+}
+
 Status KVCache::Clear() {
   return Guarded([&]() -> Status {
     Status cleared = impl_->manager.Clear();
@@ -296,8 +300,12 @@ Result<std::int64_t> KVCache::RemoveSalt(std::string_view salt) {
   });
 }
 
-Status KVCache::Release() { return Unsupported("Release is not built"); }
-Status KVCache::Reacquire() { return Unsupported("Reacquire is not built"); }
+Status KVCache::Release() {
+  return Guarded([] { return Unsupported("Release is not built"); });
+}
+Status KVCache::Reacquire() {
+  return Guarded([] { return Unsupported("Reacquire is not built"); });
+}
 
 // --- Steps ------------------------------------------------------------------------------------
 
@@ -314,25 +322,30 @@ Result<Step> KVCache::Plan(std::span<const StepItem> items, const StepShape& sha
 }
 
 Status KVCache::Prepare(Step& step, Stream stream) {
-  if (step.impl_ != impl_.get()) return InvalidArgument("step: not a step of this cache");
-  return Guarded([&] { return impl_->Prepare(step.id_, stream); });
+  return Guarded([&] {
+    return step.impl_ == impl_.get() ? impl_->Prepare(step.id_, stream) : NotOfThisCache();
+  });
 }
 
 Status KVCache::Append(const Step& step, int layer, const AppendInputs& inputs, Stream stream) {
-  if (step.impl_ != impl_.get()) return InvalidArgument("step: not a step of this cache");
-  return Guarded([&] { return impl_->Append(step.id_, layer, inputs, stream); });
+  return Guarded([&] {
+    return step.impl_ == impl_.get() ? impl_->Append(step.id_, layer, inputs, stream)
+                                     : NotOfThisCache();
+  });
 }
 
 Status KVCache::Commit(Step& step, std::span<const StepCommit> commits, Stream stream) {
-  if (step.impl_ != impl_.get()) return InvalidArgument("step: not a step of this cache");
-  Status committed = Guarded([&] { return impl_->Commit(step.id_, commits, stream); });
+  Status committed = Guarded([&] {
+    return step.impl_ == impl_.get() ? impl_->Commit(step.id_, commits, stream) : NotOfThisCache();
+  });
   if (committed.ok()) step.impl_ = nullptr;
   return committed;
 }
 
 Status KVCache::Discard(Step& step, Stream stream) {
-  if (step.impl_ != impl_.get()) return InvalidArgument("step: not a step of this cache");
-  Status discarded = Guarded([&] { return impl_->Discard(step.id_, stream); });
+  Status discarded = Guarded([&] {
+    return step.impl_ == impl_.get() ? impl_->Discard(step.id_, stream) : NotOfThisCache();
+  });
   if (discarded.ok()) step.impl_ = nullptr;
   return discarded;
 }
@@ -346,34 +359,7 @@ Result<PollReport> KVCache::Poll() {
 StepView KVCache::View() const { return impl_->arrays.view(); }
 
 Result<LayerView> KVCache::Layer(int layer) const {
-  if (Status s = impl_->CheckLayer(layer); !s.ok()) return s;
-  const LayerSpec& spec = impl_->resolved.layers[static_cast<std::size_t>(layer)];
-  const storage::LayerPlanes& planes =
-      impl_->storage.layout().layers()[static_cast<std::size_t>(layer)];
-  const auto element = static_cast<std::int64_t>(SizeOf(impl_->config.dtype));
-  std::byte* base = impl_->storage.base();
-  LayerView view;
-  view.dtype = impl_->config.dtype;
-  view.kv_heads = spec.kv_heads;
-  view.k_dim = spec.k_dim;
-  view.v_dim = spec.v_dim;
-  view.block_size = impl_->config.block_size;
-  view.num_blocks = impl_->resolved.num_blocks;
-  view.k = base == nullptr ? nullptr : base + planes.k.offset;
-  view.v = base == nullptr || planes.v.empty() ? nullptr : base + planes.v.offset;
-  view.k_block_stride = planes.k.block_stride / element;
-  view.v_block_stride = planes.v.block_stride / element;
-  view.k_row_stride = planes.k.row_bytes / element;
-  view.v_row_stride = planes.v.row_bytes / element;
-  view.k_head_stride = spec.k_dim;
-  view.v_head_stride = spec.v_dim;
-  if (spec.rope >= 0) {
-    const cache::RopeTable& table = impl_->ropes[static_cast<std::size_t>(spec.rope)];
-    view.cos = static_cast<const float*>(table.cos.data());
-    view.sin = static_cast<const float*>(table.sin.data());
-    view.num_positions = impl_->config.max_tokens_per_sequence;
-  }
-  return view;
+  return Guarded([&] { return impl_->Layer(layer); });
 }
 
 Status KVCache::ReadRows(SequenceId sequence, int layer, std::int64_t first, std::int64_t count,

@@ -86,6 +86,7 @@ Status KVCache::Impl::Prepare(std::uint64_t id, Stream stream) {
   for (const blocks::CowCopy& copy : plan.copies) {
     moves.push_back({copy.source.block, copy.target.block});
   }
+  plan.copied = plan.copied || !moves.empty();
   if (Status s = storage.Move(moves, stream); !s.ok()) return s;
   if (Status s = arrays.Upload(plan, manager, slot, stream); !s.ok()) return s;
   manager.Prepare(plan);

@@ -51,6 +51,8 @@ Session::Impl::Impl(KVCache& cache_in, Executor& executor_in, const SessionConfi
       block_size(cache_in.config().block_size),
       unlimited(cache_in.config().memory.unlimited),
       has_device(cache_in.device().kind() != BackendKind::kNull),
+      has_tier(cache_in.footprint().num_host_blocks > 0),
+      bytes_per_block(cache_in.footprint().bytes_per_block),
       total_blocks(cache_in.GetStats().total_blocks) {
   const auto batch = static_cast<std::size_t>(config.max_batch);
   running.reserve(batch);
@@ -193,6 +195,7 @@ Status Session::Cancel(RequestId id) {
   session::RequestState* state = found->second.get();
   std::erase(impl_->queue, state);
   std::erase(impl_->running, state);
+  std::erase_if(impl_->loading, [&](const session::Loading& l) { return l.state == state; });
   impl_->CloseSequences(*state);
   impl_->Finish(*state, Outcome::kCancelled);
   return Status::Ok();
@@ -205,8 +208,10 @@ Result<bool> Session::RunStep() {
   return ran;
 }
 
-bool Session::idle() const { return impl_->queue.empty() && impl_->running.empty(); }
-std::int64_t Session::waiting() const { return std::ssize(impl_->queue); }
+bool Session::idle() const { return waiting() + running() == 0; }
+std::int64_t Session::waiting() const {
+  return std::ssize(impl_->queue) + std::ssize(impl_->loading);
+}
 std::int64_t Session::running() const { return std::ssize(impl_->running); }
 double Session::now() const { return impl_->now; }
 void Session::AdvanceTo(double now_s) { impl_->now = std::max(impl_->now, now_s); }

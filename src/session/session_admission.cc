@@ -22,11 +22,16 @@ Status Session::Impl::BatchRunning() {
   owners.clear();
   budget = config.max_step_tokens;
   blocks_owed = 0;
+  room_s = 0;
   decodes = 0;
   sequences = 0;
   for (RequestState* state : running) {
     sequences += state->num_beams();
     if (!state->first().prefilling()) decodes += state->num_beams();
+  }
+  for (const session::Loading& entry : loading) {
+    sequences += entry.state->num_beams();
+    if (!entry.landed) blocks_owed += entry.owed;
   }
   for (RequestState* state : running) {
     if (!state->forked()) {
@@ -59,51 +64,79 @@ void Session::Impl::BatchSequence(RequestState& state) {
   AddItem(state, 0, rows, rows - 1);
 }
 
-// Admits from the queue's front while there is room.
+// Admits while there is room: requests whose blocks were fetched, then from the queue's front.
 Status Session::Impl::Admit() {
-  if (queue.empty() || budget == 0) return Status::Ok();
   std::int64_t available = 0;
-  if (!unlimited) {
+  if (!unlimited && (!loading.empty() || !queue.empty())) {
     const Stats pool = cache.GetStats();
     available = pool.free_blocks + pool.idle_blocks - blocks_owed;
+  }
+  while (!loading.empty() && loading.front().landed && budget > 0) {
+    RequestState& state = *loading.front().state;
+    sequences -= state.num_beams();  // its place is its own
+    const Result<bool> admitted = AdmitHead(state, available);
+    if (!admitted.ok()) return admitted.status();
+    if (!*admitted) return Status::Ok();
+    loading.pop_front();
   }
   while (!queue.empty() && budget > 0) {
     if (!unlimited && available <= 0) break;  // any prompt takes a block
     RequestState& head = *queue.front();
     if (sequences + head.num_beams() > config.max_batch) break;
-    if (!head.first().open()) {
-      const Status opened = OpenHead(head);
-      if (!opened.ok()) return opened;
-    }
-    PrefixMatch hit;
-    {
-      const Timed timed(stats.manager_s);
-      const Result<PrefixMatch> match = cache.Match(head.first().sequence);
-      if (!match.ok()) return match.status();
-      hit = *match;
-    }
-    // Blocks of the hit that a running sequence holds cost nothing; idle ones leave the pool of
-    // what can be had, as new ones do.
-    const std::int64_t length = head.first().target;
-    const std::int64_t known = length + (head.forked() ? 1 : 0);
-    const std::int64_t needed = BlocksOfBeams(head, known) - (hit.blocks - hit.idle_blocks);
-    if (!unlimited && needed > available) break;
-    available -= needed;
-
-    AddItem(head, 0, std::min(length - hit.tokens, budget));
-    sequences += head.num_beams();
+    const Result<bool> admitted =
+        head.swapped ? StartResume(head, available) : AdmitHead(head, available);
+    if (!admitted.ok()) return admitted.status();
+    if (!*admitted) break;
     queue.pop_front();
-    running.push_back(&head);
-    if (!head.admitted) {
-      head.admitted = true;
-      // So that a steady step allocates nothing.
-      head.first().generated.reserve(
-          static_cast<std::size_t>(std::min<std::int64_t>(head.request.max_new_tokens, 4096)));
-      head.result.admitted_s = now;
-      stats.lookup_tokens += head.prompt_length;
-    }
   }
   return Status::Ok();
+}
+
+// The blocks that a request takes besides those of its hit that somebody holds: idle ones leave the
+// pool of what can be had, as new ones do.
+std::int64_t Session::Impl::BlocksToAdmit(const RequestState& state, const PrefixMatch& hit) const {
+  const std::int64_t known = state.beams.front().target + (state.forked() ? 1 : 0);
+  return BlocksOfBeams(state, known) - (hit.blocks - hit.idle_blocks);
+}
+
+// Puts a request that is not open, or open and not planned yet, into the batch, or starts a fetch
+// for it. False: it has no room.
+Result<bool> Session::Impl::AdmitHead(RequestState& head, std::int64_t& available) {
+  if (!head.first().open()) {
+    const Status opened = OpenHead(head);
+    if (!opened.ok()) return opened;
+  }
+  PrefixMatch hit;
+  {
+    const Timed timed(stats.manager_s);
+    const Result<PrefixMatch> match = cache.Match(head.first().sequence);
+    if (!match.ok()) return match.status();
+    hit = *match;
+  }
+  const std::int64_t needed = BlocksToAdmit(head, hit);
+  if (!unlimited && needed > available) return false;
+  available -= needed;
+  sequences += head.num_beams();
+  const bool was_fetched = !loading.empty() && loading.front().state == &head;
+  if (!was_fetched && hit.host_tokens > hit.tokens) {
+    const Result<bool> started = StartFetch(head, hit, needed);
+    if (!started.ok() || *started) return started;
+  }
+  AddItem(head, 0, std::min(head.first().target - hit.tokens, budget));
+  AddToRunning(head);
+  if (head.admitted) return true;
+  head.admitted = true;
+  // So that a steady step allocates nothing.
+  head.first().generated.reserve(
+      static_cast<std::size_t>(std::min<std::int64_t>(head.request.max_new_tokens, 4096)));
+  head.result.admitted_s = now;
+  stats.lookup_tokens += head.prompt_length;
+  return true;
+}
+
+void Session::Impl::AddToRunning(RequestState& state) {
+  const auto later = [](const RequestState* a, const RequestState* b) { return a->id < b->id; };
+  running.insert(std::upper_bound(running.begin(), running.end(), &state, later), &state);
 }
 
 // Opens the queue's head with all tokens that are known of it, or of its first beam.
@@ -173,15 +206,21 @@ Status Session::Impl::TellEnds(RequestState& state, SequenceEndReason reason) {
 // Puts the running request that arrived last back at the queue's front.
 Status Session::Impl::PreemptLast() {
   RequestState& victim = *running.back();
-  const Status told = TellEnds(victim, SequenceEndReason::kPreempted);
-  if (!told.ok()) return told;
-  while (!items.empty() && owners.back().state == &victim) {
-    items.pop_back();
-    owners.pop_back();
+  const Result<bool> swapped = SwapOut(victim);
+  if (!swapped.ok()) return swapped.status();
+  if (!*swapped) {
+    const Status told = TellEnds(victim, SequenceEndReason::kPreempted);
+    if (!told.ok()) return told;
+    CloseSequences(victim);
   }
-  CloseSequences(victim);
+  // Its items stand together, behind those of whoever was admitted before it.
+  const auto is_victims = [&](const Owner& owner) { return owner.state == &victim; };
+  const auto begin = std::find_if(owners.begin(), owners.end(), is_victims);
+  const auto end = std::find_if_not(begin, owners.end(), is_victims);
+  items.erase(items.begin() + (begin - owners.begin()), items.begin() + (end - owners.begin()));
+  owners.erase(begin, end);
   // Only the head's prompt is kept in memory.
-  if (!queue.empty()) CloseSequences(*queue.front());
+  if (!queue.empty() && !queue.front()->swapped) CloseSequences(*queue.front());
   running.pop_back();
   queue.push_front(&victim);
   victim.result.preemptions += 1;
@@ -214,8 +253,14 @@ Result<Step> Session::Impl::PlanBatch() {
     }();
     if (planned.ok() || planned.status().code() != Code::kResourceExhausted) return planned;
     if (LeaveOutDrafts()) continue;
-    // One request alone fits, or it would have been refused: the blocks are held elsewhere.
-    if (running.size() <= 1) return planned;
+    if (running.size() <= 1) {
+      // One request alone fits, or it would have been refused: a transfer has the blocks, or
+      // somebody outside.
+      const Result<bool> waited = WaitForTransfer();
+      if (!waited.ok()) return waited.status();
+      if (!*waited) return planned;
+      continue;
+    }
     const Status preempted = PreemptLast();
     if (!preempted.ok()) return preempted;
   }

@@ -42,6 +42,10 @@ struct RequestState {
   bool admitted = false;     // ever
   bool first_token = false;  // ever
   bool ended = false;        // it has all its tokens
+  bool swapped = false;      // its sequence is in host memory
+  // Tokens of the prompt that were on the device when a fetch was started for it; -1: none was, or
+  // its hit is counted.
+  std::int64_t fetched_from = -1;
   // The greatest settled length it ever had: what is appended below is computed again. All beams
   // that decode are of one length, so that one number does for all.
   std::int64_t high_water = 0;
@@ -51,6 +55,15 @@ struct RequestState {
   Beam& first() { return beams.front(); }
   std::int64_t num_beams() const { return std::ssize(beams); }
   bool forked() const { return beams.size() > 1 && !beams.front().generated.empty(); }
+};
+
+// A request whose blocks are on their way to the device, or have come and wait for admission.
+struct Loading {
+  RequestState* state = nullptr;
+  TransferId transfer = TransferId::kNone;
+  double done_s = 0;      // on the session's clock; not used where the executor does not say
+  std::int64_t owed = 0;  // blocks that it will take besides, while it is not admitted
+  bool landed = false;
 };
 
 // Adds the wall time of a scope to a sum.
@@ -73,7 +86,8 @@ class Timed {
 namespace lariat {
 
 // Files: session.cc (requests), session_admission.cc (who runs: the batch, admission, preemption),
-// session_step.cc (a step), session_beams.cc (requests with several sequences).
+// session_step.cc (a step), session_beams.cc (requests with several sequences),
+// session_transfers.cc (fetches, and preemption by swap).
 struct Session::Impl {
   using Beam = session::Beam;
   using RequestState = session::RequestState;
@@ -93,6 +107,9 @@ struct Session::Impl {
   void AddItem(RequestState& state, std::size_t beam, std::int64_t rows,
                std::int64_t num_drafts = 0);
   Status Admit();
+  Result<bool> AdmitHead(RequestState& head, std::int64_t& available);
+  std::int64_t BlocksToAdmit(const RequestState& state, const PrefixMatch& hit) const;
+  void AddToRunning(RequestState& state);
   Status OpenHead(RequestState& head);
   void CloseBeam(Beam& beam);
   void CloseSequences(RequestState& state);
@@ -100,6 +117,19 @@ struct Session::Impl {
   Status PreemptLast();
   bool LeaveOutDrafts();
   Result<Step> PlanBatch();
+
+  // session_transfers.cc
+  double Seconds(const TransferWork& work);
+  double BookUp(std::int64_t blocks);
+  void BookDown();
+  Result<bool> StartFetch(RequestState& head, const PrefixMatch& hit, std::int64_t needed);
+  Result<bool> StartResume(RequestState& head, std::int64_t& available);
+  Result<bool> SwapOut(RequestState& victim);
+  void Push(RequestState& state, TransferId transfer, std::int64_t blocks, std::int64_t owed);
+  Status LandTransfers();
+  Status Land(session::Loading& loading_entry);
+  Result<bool> WaitForTransfer();
+  void DropLanded();
 
   // session_beams.cc
   std::int64_t BlocksOfBeams(const RequestState& state, std::int64_t length) const;
@@ -139,14 +169,22 @@ struct Session::Impl {
   const std::int64_t block_size;
   const bool unlimited;
   const bool has_device;  // not the null backend
+  const bool has_tier;    // the cache has a host tier
+  const std::int64_t bytes_per_block;
   Stream stream;
   bool owns_stream = false;
   std::int64_t total_blocks = 0;
 
   // --- requests ---
   std::unordered_map<std::uint64_t, std::unique_ptr<RequestState>> requests;  // not ended, by id
-  std::deque<RequestState*> queue;     // in order of arrival; the front may be open
-  std::vector<RequestState*> running;  // in order of admission, which is that of arrival
+  std::deque<RequestState*> queue;               // in order of arrival; the front may be open
+  std::vector<RequestState*> running;            // in order of arrival
+  std::deque<session::Loading> loading;          // in order of the transfers' start
+  double up_free_s = 0, down_free_s = 0;         // when the transfers so far are done
+  bool virtual_link = false;                     // the executor says how long transfers take
+  TransferId last_finished = TransferId::kNone;  // that the cache told of
+  double room_s = 0;           // until then the step's blocks are being moved away
+  std::int64_t offloaded = 0;  // blocks whose way down is booked
   std::vector<std::vector<TokenId>> spare_buffers;
   std::uint64_t last_id = 0;
   double last_arrival = 0;

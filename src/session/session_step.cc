@@ -72,7 +72,14 @@ void Session::Impl::CountRows(RequestState& state, const ExecutorItem& item, std
         std::max<std::int64_t>(0, std::min(item.start, state.prompt_length) - state.high_water);
     state.result.hit_tokens += hit;
     stats.hit_tokens += hit;
+    if (state.fetched_from >= 0) {
+      const std::int64_t fetched =
+          std::clamp<std::int64_t>(item.start - state.fetched_from, 0, hit);
+      state.result.host_hit_tokens += fetched;
+      stats.host_hit_tokens += fetched;
+    }
   }
+  state.fetched_from = -1;
   const std::int64_t again =
       std::max<std::int64_t>(0, std::min(end, state.high_water) - item.start);
   state.result.recomputed_tokens += again;
@@ -122,10 +129,13 @@ void Session::Impl::TakeTokens(RequestState& state, const ExecutorItem& item,
 // Whether the device found bad slots or positions. A session plans none, so a fault means that the
 // executor's kernels or the cache's arrays are broken: what is cached cannot be trusted.
 Status Session::Impl::Poll() {
-  if (!has_device) return Status::Ok();
+  if (!has_device && (virtual_link || loading.empty())) return Status::Ok();
   const Timed timed(stats.manager_s);
   const Result<PollReport> report = cache.Poll();
   if (!report.ok()) return report.status();
+  for (const TransferReport& transfer : report->finished_transfers) {
+    last_finished = std::max(last_finished, transfer.id);
+  }
   if (report->faults.empty()) return Status::Ok();
   const StepFault& fault = report->faults.front();
   return CorruptData("the device reports a bad " +
@@ -156,6 +166,7 @@ Status Session::Impl::Settle(Step& step, const ExecutorOutput& output) {
   now += output.seconds;
   stats.busy_s += output.seconds;
   stats.steps += 1;
+  BookDown();
   return TakeOutput(output);
 }
 
@@ -211,18 +222,26 @@ Status Session::Impl::RemoveEnded() {
 }
 
 Result<bool> Session::Impl::RunStep() {
-  if (queue.empty() && running.empty()) return false;
+  if (queue.empty() && running.empty() && loading.empty()) return false;
+  const Status landed = LandTransfers();
+  if (!landed.ok()) return landed;
   const Status batched = BatchRunning();
   if (!batched.ok()) return batched;
   const Status admitted = Admit();
   if (!admitted.ok()) return admitted;
   if (items.empty()) {
+    const Result<bool> waited = WaitForTransfer();
+    if (!waited.ok() || *waited) return waited;
     return ResourceExhausted(
         "nothing runs, and the queue's first request finds no room: blocks of "
         "this cache are held outside the session");
   }
   Result<Step> step = PlanBatch();
   if (!step.ok()) return step.status();
+  if (room_s > now) {  // what was swapped out is read before its blocks are written
+    stats.busy_s += room_s - now;
+    now = room_s;
+  }
   DescribeItems(*step);
   ExecutorOutput output{.next = next,
                         .accepted = accepted,

@@ -7,6 +7,8 @@
 #include <memory>
 #include <utility>
 
+#include "lariat/device.h"
+#include "session/simulated_model.h"
 #include "session/simulator_arrivals.h"
 #include "session/simulator_data.h"
 #include "session/simulator_script.h"
@@ -17,88 +19,7 @@ namespace {
 using session::Arrivals;
 using session::OutputScript;
 using session::SimulatedData;
-
-// Stands for the model: the cost model's seconds, the script's tokens and, where there is memory,
-// made-up K and V, or latents. Drafts are verified as greedy decoding does: those stay that are
-// what the model puts out itself, up to the first that is not.
-class SimulatedModel final : public Executor {
- public:
-  // data: null where the backend has no memory.
-  SimulatedModel(const Trace& trace, const SimulatorConfig& config, const OutputScript& script,
-                 const ModelCost& cost, SimulatedData* data)
-      : trace_(trace),
-        script_(script),
-        cost_(cost),
-        device_(config.device),
-        num_drafts_(config.draft_tokens),
-        data_(data),
-        generated_(static_cast<std::size_t>(trace.size())) {}
-
-  Status Run(const ExecutorStep& step, ExecutorOutput& output) override {
-    if (data_ != nullptr) {
-      const Status appended = data_->AppendStep(step);
-      if (!appended.ok()) return appended;
-    }
-    StepWork work;
-    spare_.resize(step.items.size() * SparePerItem());
-    for (std::size_t i = 0; i < step.items.size(); ++i) {
-      const ExecutorItem& item = step.items[i];
-      work.Add(item.count, item.start + item.count, item.samples);
-      work.logit_rows += item.drafts;  // each draft is compared with what its row puts out
-      if (!item.samples) continue;
-      Sample(item, i, output);
-    }
-    if (data_ != nullptr) data_->EndStep(step, output);
-    output.seconds = StepSeconds(cost_, device_, work);
-    return Status::Ok();
-  }
-
-  // Tokens that a request has put out, or each of its beams.
-  std::int64_t generated(std::uint64_t tag) const { return generated_[tag]; }
-
- private:
-  // Drafts of one item, or the first tokens of its forks.
-  std::size_t SparePerItem() const {
-    return static_cast<std::size_t>(std::max(num_drafts_, script_.beams() - 1));
-  }
-
-  void Sample(const ExecutorItem& item, std::size_t i, ExecutorOutput& output) {
-    const auto index = static_cast<std::int64_t>(item.tag);
-    const TraceRequest& request = trace_.requests()[item.tag];
-    const std::int64_t certain = item.count - item.drafts;
-    std::int64_t position = item.start + certain - request.input_length;
-    for (std::int64_t row = certain; row < item.count; ++row, ++position) {
-      if (item.tokens[static_cast<std::size_t>(row)] != script_.Token(index, position, 0)) break;
-      output.accepted[i] += 1;
-    }
-    output.next[i] = script_.Token(index, position, item.beam);
-    output.parents[i] = script_.Parent(index, position, item.beam);
-    generated_[item.tag] = position + 1;
-
-    const auto spare = std::span(spare_).subspan(i * SparePerItem(), SparePerItem());
-    std::size_t count = 0;
-    for (int fork = 1; fork <= item.forks; ++fork) {
-      spare[count++] = script_.Token(index, position, fork);
-    }
-    output.first[i] = spare.first(count);
-    if (num_drafts_ == 0) return;
-    // The last token is never fed in, so a draft of it is of no use.
-    const std::int64_t end = std::min(position + 1 + num_drafts_, request.output_length - 1);
-    for (std::int64_t next = position + 1; next < end; ++next) {
-      spare[count++] = script_.Draft(index, next);
-    }
-    output.drafts[i] = spare.first(count);
-  }
-
-  const Trace& trace_;
-  const OutputScript& script_;
-  const ModelCost& cost_;
-  const DeviceSpec& device_;
-  const int num_drafts_;
-  SimulatedData* const data_;
-  std::vector<std::int64_t> generated_;
-  std::vector<TokenId> spare_;  // [items][SparePerItem()]
-};
+using session::SimulatedModel;
 
 // Keeps the results, and has sequences checked before they are closed.
 class Recorder final : public SessionObserver {
@@ -157,6 +78,13 @@ Status CheckConfig(const SimulatorConfig& config) {
                            std::to_string(most_beams) +
                            ", the least of 64, max_batch and prefill_chunk");
   }
+  const bool has_tier = config.host.num_blocks > 0 || config.host.bytes > 0;
+  if (config.preempt == Preempt::kSwap && !has_tier) {
+    return InvalidArgument("preempt by swap needs a host tier, and host names none");
+  }
+  if (config.late_copies && !has_tier) {
+    return InvalidArgument("late_copies are copies of a host tier, and host names none");
+  }
   if (config.beams > 1 && config.draft_tokens > 0) {
     return InvalidArgument("beams and draft_tokens are both given; allowed: one of them");
   }
@@ -173,6 +101,7 @@ CacheConfig MakeCacheConfig(const Trace& trace, const SimulatorConfig& config) {
   cache.block_size = config.block_size;
   // Without token identity no two prompts are alike, and looking for hits would only cost time.
   cache.reuse = trace.has_token_identity() ? config.reuse : Reuse::kNone;
+  cache.host = config.host;
   cache.max_steps_in_flight = 1;
   cache.max_sequences = config.max_batch + 1;
   const std::int64_t longest = trace.max_tokens();
@@ -180,6 +109,14 @@ CacheConfig MakeCacheConfig(const Trace& trace, const SimulatorConfig& config) {
       config.max_length == 0 ? longest : std::min(config.max_length, longest);
   cache.max_tokens_per_step = config.prefill_chunk;
   return cache;
+}
+
+Result<KVCache> MakeCache(const Trace& trace, const SimulatorConfig& config) {
+  const CacheConfig cache = MakeCacheConfig(trace, config);
+  if (!config.late_copies) return KVCache::Create(cache);
+  Result<Device> device = Device::CreateDeferred(config.backend, config.seed);
+  if (!device.ok()) return device.status();
+  return KVCache::Create(cache, *std::move(device));
 }
 
 Request MakeRequest(const Trace& trace, std::int64_t index, double arrival_s, int beams) {
@@ -310,7 +247,7 @@ Result<SimulationResult> Simulate(const Trace& trace, const SimulatorConfig& con
   if (trace.size() == 0) return InvalidArgument("the trace has no requests; allowed: at least 1");
   const Result<ModelCost> cost = MakeModelCost(config.model, config.dtype);
   if (!cost.ok()) return cost.status();
-  Result<KVCache> cache = KVCache::Create(MakeCacheConfig(trace, config));
+  Result<KVCache> cache = MakeCache(trace, config);
   if (!cache.ok()) return cache.status();
 
   SimulationResult result;
@@ -336,9 +273,11 @@ Result<SimulationResult> Simulate(const Trace& trace, const SimulatorConfig& con
 
   SimulatedModel model(trace, config, script, *cost, data.get());
   Recorder recorder(trace.size(), model, config.check ? data.get() : nullptr);
-  Result<Session> session = Session::Create(
-      *cache, model, {.max_batch = config.max_batch, .max_step_tokens = config.prefill_chunk},
-      &recorder);
+  Result<Session> session = Session::Create(*cache, model,
+                                            {.max_batch = config.max_batch,
+                                             .max_step_tokens = config.prefill_chunk,
+                                             .preempt = config.preempt},
+                                            &recorder);
   if (!session.ok()) return session.status();
 
   const auto start = std::chrono::steady_clock::now();

@@ -70,7 +70,9 @@ CacheConfig RowWorld::Config(const WorldOptions& options) {
 }
 
 RowWorld::RowWorld(const WorldOptions& options, const Device& device, Enqueue enqueue)
-    : options_(options), enqueue_(std::move(enqueue)) {
+    : options_(options),
+      enqueue_(std::move(enqueue)),
+      inputs_on_(enqueue_ ? *Device::Create(BackendKind::kCpu) : device) {
   auto made = KVCache::Create(Config(options), device);
   if (!made.ok()) FAIL(made.status().ToString());
   cache_ = std::make_unique<KVCache>(*std::move(made));

@@ -151,6 +151,7 @@ class RowWorld {
   std::map<SequenceId, WorldSequence> sequences_;
   std::deque<WorldStep> live_;
   std::map<TransferId, SequenceId> transfers_;
+  Device inputs_on_;                            // what appends read
   std::deque<DeviceBuffer> inputs_;             // must outlive the stream's work
   std::vector<float> norm_weight_, cos_, sin_;  // of MLA
   std::map<std::tuple<std::uint64_t, std::int32_t, int>, std::vector<char>> latents_;

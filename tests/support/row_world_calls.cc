@@ -88,7 +88,7 @@ Status RowWorld::AppendAll(Stream stream) {
   const std::size_t v_row = static_cast<std::size_t>(options_.kv_heads * options_.v_dim);
   for (int layer = 0; layer < options_.layers; ++layer) {
     const std::size_t count = tokens * (k_row + v_row);
-    auto input = cache_->device().Allocate(MemoryKind::kMappedHost, count * sizeof(float));
+    auto input = inputs_on_.Allocate(MemoryKind::kMappedHost, count * sizeof(float));
     if (!input.ok()) return input.status();
     float* k = static_cast<float*>(input->data());
     float* v = k + tokens * k_row;
