@@ -21,17 +21,20 @@ std::uint32_t RankOf(NodeId node) {
 }  // namespace
 
 void PrefixIndex::Reserve(std::size_t blocks, std::size_t hosts) {
-  if (blocks <= node_of_.size()) return;
+  if (blocks <= capacity_) return;
   // Each node has a block or a place; any of them may lack its block's number.
   const std::size_t spare = hosts == 0 ? 0 : blocks + hosts;
   tokens_.resize((blocks + spare) * block_size_);
   nodes_.resize(blocks + spare);
-  if (spare > 0) on_host_.resize(blocks + spare);
+  if (spare > 0) {
+    on_host_.resize(blocks + spare);
+    spare_of_.resize(blocks, kNoNode);
+  }
   spare_.reserve(spare);
-  node_of_.resize(blocks, kNoNode);
   for (std::size_t n = blocks + spare; n > blocks; --n) {
     spare_.push_back(static_cast<NodeId>(n - 1));
   }
+  capacity_ = blocks;
 }
 
 PrefixIndex::RootKey PrefixIndex::KeyOf(const OpenOptions& options, std::uint32_t rope_choice) {
@@ -184,6 +187,7 @@ NodeId PrefixIndex::Insert(std::int32_t parent, std::span<const TokenId> tokens,
   if (used(id)) {  // by a text that has lost the block
     id = spare_.back();
     spare_.pop_back();
+    spare_of_[block] = id;
   }
   Node& node = nodes_[id];
   node.parent = parent;
@@ -193,7 +197,6 @@ NodeId PrefixIndex::Insert(std::int32_t parent, std::span<const TokenId> tokens,
             tokens_.begin() + static_cast<std::ptrdiff_t>(block_size_) * id);
   std::copy_n(tokens.begin(), std::min(kHead, tokens.size()), node.head);
   Link(TopOf(parent), id, tokens);
-  node_of_[block] = id;
   if (parent < 0) ++root(parent).references;
   ++size_;
   return id;
@@ -204,7 +207,7 @@ void PrefixIndex::Erase(NodeId id) {
   assert(used(id) && node.child == kNoNode && HostChild(id) == kNoNode);
   if (node.block != kNoBlock) {
     Unlink(TopOf(node.parent), id);
-    node_of_[node.block] = kNoNode;
+    if (node.block != id) spare_of_[node.block] = kNoNode;
     --size_;
   } else {
     Unlink(HostTopOf(node.parent), id);
@@ -212,7 +215,7 @@ void PrefixIndex::Erase(NodeId id) {
   if (node.parent < 0) DropRoot(node.parent);
   node = {};
   if (!on_host_.empty()) on_host_[id] = {};
-  if (static_cast<std::size_t>(id) >= node_of_.size()) spare_.push_back(id);
+  if (is_spare(id)) spare_.push_back(id);
 }
 
 void PrefixIndex::GiveBlock(NodeId id, BlockId block) {
@@ -221,7 +224,7 @@ void PrefixIndex::GiveBlock(NodeId id, BlockId block) {
   Unlink(HostTopOf(node.parent), id);
   Link(TopOf(node.parent), id, tokens(id));
   node.block = block;
-  node_of_[block] = id;
+  if (block != id) spare_of_[block] = id;
   ++size_;
 }
 
@@ -230,7 +233,7 @@ void PrefixIndex::TakeBlock(NodeId id) {
   assert(node.block != kNoBlock && node.child == kNoNode && host(id) != kNoHost);
   Unlink(TopOf(node.parent), id);
   Link(HostTopOf(node.parent), id, tokens(id));
-  node_of_[node.block] = kNoNode;
+  if (node.block != id) spare_of_[node.block] = kNoNode;
   node.block = kNoBlock;
   --size_;
 }
@@ -243,10 +246,10 @@ void PrefixIndex::Clear() {
       root(node.parent).child = root(node.parent).host_child = kNoNode;
       DropRoot(node.parent);
     }
-    if (node.block != kNoBlock) node_of_[node.block] = kNoNode;
+    if (node.block != kNoBlock && node.block != id) spare_of_[node.block] = kNoNode;
     node = {};
     if (!on_host_.empty()) on_host_[id] = {};
-    if (static_cast<std::size_t>(id) >= node_of_.size()) spare_.push_back(id);
+    if (is_spare(id)) spare_.push_back(id);
   }
   size_ = 0;
 }

@@ -119,8 +119,11 @@ class PrefixIndex {
   void Clear();
 
   // Of a block.
-  bool contains(BlockId block) const { return node_of_[block] != kNoNode; }
-  NodeId node(BlockId block) const { return node_of_[block]; }
+  bool contains(BlockId block) const { return node(block) != kNoNode; }
+  NodeId node(BlockId block) const {
+    if (nodes_[block].block == block) return block;
+    return on_host_.empty() ? kNoNode : spare_of_[block];
+  }
   // Of a node.
   bool used(NodeId node) const { return nodes_[node].parent != kNotUsed; }
   BlockId block(NodeId node) const { return nodes_[node].block; }
@@ -133,8 +136,8 @@ class PrefixIndex {
     return {tokens_.data() + static_cast<std::size_t>(node) * block_size_,
             static_cast<std::size_t>(nodes_[node].count)};
   }
-  std::int64_t size() const { return size_; }               // nodes with a block
-  std::size_t capacity() const { return node_of_.size(); }  // blocks
+  std::int64_t size() const { return size_; }         // nodes with a block
+  std::size_t capacity() const { return capacity_; }  // blocks
   NodeId end() const { return static_cast<NodeId>(nodes_.size()); }
 
  private:
@@ -182,6 +185,7 @@ class PrefixIndex {
     if (on_host_.empty()) return kNoNode;
     return parent < 0 ? root(parent).host_child : on_host_[parent].child;
   }
+  bool is_spare(NodeId node) const { return static_cast<std::size_t>(node) >= capacity_; }
   NodeId Exact(const NearestChild& nearest, std::span<const TokenId> tokens) const {
     const auto wanted = static_cast<std::int64_t>(tokens.size());
     if (nearest.tokens < wanted || nodes_[nearest.node].count != wanted) return kNoNode;
@@ -195,11 +199,12 @@ class PrefixIndex {
   void Unlink(NodeId& top, NodeId node);
 
   const std::size_t block_size_;
-  std::vector<Node> nodes_;      // by node; the first ones have the blocks' numbers
-  std::vector<NodeId> node_of_;  // by block
-  std::vector<OnHost> on_host_;  // by node; empty: there is no host tier
-  std::vector<TokenId> tokens_;  // [nodes, block_size]
-  std::vector<NodeId> spare_;    // nodes without a block's number, the next one to take last
+  std::vector<Node> nodes_;       // by node; the first ones have the blocks' numbers
+  std::vector<NodeId> spare_of_;  // by block, with a host tier: its node of another number
+  std::vector<OnHost> on_host_;   // by node; empty: there is no host tier
+  std::vector<TokenId> tokens_;   // [nodes, block_size]
+  std::vector<NodeId> spare_;     // nodes without a block's number, the next one to take last
+  std::size_t capacity_ = 0;
   std::int64_t size_ = 0;
   std::map<RootKey, RootId> root_ids_;
   std::vector<Root> roots_;
