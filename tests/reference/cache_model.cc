@@ -381,7 +381,7 @@ std::int64_t CacheModel::Remove(std::span<const TokenId> prompt,
            std::equal(prompt.begin(), prompt.end(), tokens.begin());
   };
   const std::list<int> idle = lru_;  // what was pinned till now does not become idle first
-  while (true) {  // a pin goes with any of its blocks
+  while (true) {                     // a pin goes with any of its blocks
     const auto kept = std::find_if(kept_.begin(), kept_.end(), [&](const IndexKey& key) {
       return such(key.first) && begins(key.second);
     });
