@@ -56,10 +56,15 @@ if ((sanitize)); then
   for program in "${programs[@]/#/build/release/tests/}"; do
     for tool in memcheck racecheck initcheck synccheck; do
       begin=$SECONDS
+      # This project's kernels. In those of cuBLAS, whose copies are asynchronous, racecheck sees
+      # hazards that are none, and takes most of its time.
+      ours=(--kernel-name kernel_substring=lariat)
       # initcheck ends each launch before the next call, so no stream can be late under it.
       selection=()
       [[ $tool == initcheck && $program == *cache_graph_test ]] && selection=("~Two steps*")
-      if "$sanitizer" --tool "$tool" --error-exitcode 9 "$program" "${selection[@]}" \
+      # It must see all that writes, too.
+      [[ $tool == initcheck ]] && ours=()
+      if "$sanitizer" --tool "$tool" "${ours[@]}" --error-exitcode 9 "$program" "${selection[@]}" \
         >"build/release/$tool.log" 2>&1; then
         verdict=clean
       else

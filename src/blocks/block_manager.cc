@@ -46,9 +46,12 @@ Result<Sequence*> BlockManager::FindSound(SequenceId id) {
 }
 
 Result<Sequence*> BlockManager::FindUsable(SequenceId id) {
+  Sequence* const sequence = sequences_.Find(id);
+  const bool here = sequence != nullptr && !sequence->suspended && !sequence->in_transit;
+  if (here && !sequence->corrupt) return sequence;
   Result<Sequence*> found = FindSound(id);
-  if (!found.ok() || (!(*found)->suspended && !(*found)->in_transit)) return found;
-  return CheckHere(**found);
+  if (!found.ok()) return found;
+  return CheckHere(*sequence);
 }
 
 // kNotReady for a sequence that is not on the device, or not all of it.
@@ -329,6 +332,7 @@ void BlockManager::FillStats(Stats& stats) const {
   stats.sequences = sequences_.open_count();
   stats.live_steps = live_steps();
   stats.in_transit_blocks = pool_.count(BlockState::kInTransit);
+  if (!has_tier()) return;
   stats.host_blocks = host_.total();
   stats.host_used = host_.total() - host_.free();
   stats.host_held = host_.held();

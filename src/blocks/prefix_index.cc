@@ -155,15 +155,16 @@ NodeId PrefixIndex::Join(NodeId before, NodeId after) {
   return top;
 }
 
-// Puts a node that has its tokens into a treap of siblings.
-void PrefixIndex::Link(NodeId& top, NodeId id) {
+// Puts a node with these tokens into a treap of siblings.
+void PrefixIndex::Link(NodeId& top, NodeId id, std::span<const TokenId> tokens) {
   NodeId* link = &top;
   const std::uint32_t rank = RankOf(id);
   while (*link != kNoNode && RankOf(*link) > rank) {
     std::size_t same = 0;
-    link = NotAfter(tokens(id), *link, same) ? &nodes_[*link].left : &nodes_[*link].right;
+    link = NotAfter(tokens, *link, same) ? &nodes_[*link].left : &nodes_[*link].right;
   }
-  Split(*link, tokens(id), nodes_[id].left, nodes_[id].right);
+  Node& node = nodes_[id];
+  Split(*link, tokens, node.left, node.right);
   *link = id;
 }
 
@@ -173,7 +174,8 @@ void PrefixIndex::Unlink(NodeId& top, NodeId id) {
     std::size_t same = 0;
     link = NotAfter(tokens(id), *link, same) ? &nodes_[*link].left : &nodes_[*link].right;
   }
-  *link = Join(nodes_[id].left, nodes_[id].right);
+  const Node& node = nodes_[id];
+  *link = Join(node.left, node.right);
 }
 
 NodeId PrefixIndex::Insert(std::int32_t parent, std::span<const TokenId> tokens, BlockId block) {
@@ -190,7 +192,7 @@ NodeId PrefixIndex::Insert(std::int32_t parent, std::span<const TokenId> tokens,
   std::copy(tokens.begin(), tokens.end(),
             tokens_.begin() + static_cast<std::ptrdiff_t>(block_size_) * id);
   std::copy_n(tokens.begin(), std::min(kHead, tokens.size()), node.head);
-  Link(TopOf(parent), id);
+  Link(TopOf(parent), id, tokens);
   node_of_[block] = id;
   if (parent < 0) ++root(parent).references;
   ++size_;
@@ -217,7 +219,7 @@ void PrefixIndex::GiveBlock(NodeId id, BlockId block) {
   Node& node = nodes_[id];
   assert(used(id) && node.block == kNoBlock && !contains(block));
   Unlink(HostTopOf(node.parent), id);
-  Link(TopOf(node.parent), id);
+  Link(TopOf(node.parent), id, tokens(id));
   node.block = block;
   node_of_[block] = id;
   ++size_;
@@ -227,7 +229,7 @@ void PrefixIndex::TakeBlock(NodeId id) {
   Node& node = nodes_[id];
   assert(node.block != kNoBlock && node.child == kNoNode && host(id) != kNoHost);
   Unlink(TopOf(node.parent), id);
-  Link(HostTopOf(node.parent), id);
+  Link(HostTopOf(node.parent), id, tokens(id));
   node_of_[node.block] = kNoNode;
   node.block = kNoBlock;
   --size_;

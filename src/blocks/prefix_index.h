@@ -191,7 +191,7 @@ class PrefixIndex {
   bool NotAfter(std::span<const TokenId> tokens, NodeId node, std::size_t& same) const;
   void Split(NodeId top, std::span<const TokenId> tokens, NodeId& before, NodeId& after);
   NodeId Join(NodeId before, NodeId after);
-  void Link(NodeId& top, NodeId node);
+  void Link(NodeId& top, NodeId node, std::span<const TokenId> tokens);
   void Unlink(NodeId& top, NodeId node);
 
   const std::size_t block_size_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows read back, for checks.
+// What readers see of the pool: a layer's planes, and rows read back for checks.
 #include <algorithm>
 
 #include "cache/kv_cache_impl.h"
@@ -49,6 +49,36 @@ Status KVCache::Impl::ReadRows(SequenceId id, int layer, std::int64_t first, std
     at += rows;
   }
   return device.Synchronize(*stream);
+}
+
+Result<LayerView> KVCache::Impl::Layer(int layer) const {
+  if (Status s = CheckLayer(layer); !s.ok()) return s;
+  const LayerSpec& spec = resolved.layers[static_cast<std::size_t>(layer)];
+  const storage::LayerPlanes& planes = storage.layout().layers()[static_cast<std::size_t>(layer)];
+  const auto element = static_cast<std::int64_t>(SizeOf(config.dtype));
+  std::byte* base = storage.base();
+  LayerView view;
+  view.dtype = config.dtype;
+  view.kv_heads = spec.kv_heads;
+  view.k_dim = spec.k_dim;
+  view.v_dim = spec.v_dim;
+  view.block_size = config.block_size;
+  view.num_blocks = resolved.num_blocks;
+  view.k = base == nullptr ? nullptr : base + planes.k.offset;
+  view.v = base == nullptr || planes.v.empty() ? nullptr : base + planes.v.offset;
+  view.k_block_stride = planes.k.block_stride / element;
+  view.v_block_stride = planes.v.block_stride / element;
+  view.k_row_stride = planes.k.row_bytes / element;
+  view.v_row_stride = planes.v.row_bytes / element;
+  view.k_head_stride = spec.k_dim;
+  view.v_head_stride = spec.v_dim;
+  if (spec.rope >= 0) {
+    const cache::RopeTable& table = ropes[static_cast<std::size_t>(spec.rope)];
+    view.cos = static_cast<const float*>(table.cos.data());
+    view.sin = static_cast<const float*>(table.sin.data());
+    view.num_positions = config.max_tokens_per_sequence;
+  }
+  return view;
 }
 
 }  // namespace lariat
