@@ -33,6 +33,18 @@ CacheConfig Config(std::int64_t blocks, std::int64_t places, WritePolicy write) 
   return config;
 }
 
+TEST_CASE("Tier: Commit and Close that write run out of memory", "[tier]") {
+  for (const WritePolicy write : {WritePolicy::kThrough, WritePolicy::kBack}) {
+    CaseCache c(Config(40, 100, write));
+    const SequenceId a = c.Open(CaseCache::Range(0, 30));
+    Step step = c.Prepared(a, 30);
+    MakeAtLast(c, [&] { return c->Commit(step, {}, {}); });
+    MakeAtLast(c, [&] { return c->Close(a); });
+    CHECK(c.Match(CaseCache::Range(0, 31)) == 30);
+    CHECK(c->GetStats().offloaded_blocks > 0);
+  }
+}
+
 TEST_CASE("Tier: calls that run out of memory change nothing", "[tier]") {
   CaseCache c(Config(40, 100, WritePolicy::kThrough));
   const auto prompt = CaseCache::Range(0, 30);

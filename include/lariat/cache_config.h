@@ -73,8 +73,10 @@ struct HostTier {
   std::int64_t bytes = 0;       // as many whole blocks as fit. Not both; neither: no host tier
   WritePolicy write = WritePolicy::kBack;
   int write_after_hits = 2;  // kAfterHits: >= 1
-  // kBack: how many of the next victims have a copy; 0: an eighth of the device's blocks, or of the
-  // tier's if that is less. >= 0; more than the tier has blocks is taken as that.
+  // kBack: how many of the next victims get copies. When fewer than half of them may be left, there
+  // is another look; so a step should take no more than half as many blocks: what it evicts beyond
+  // those that have a copy is forgotten. 0: an eighth of the device's blocks, or of the tier's if
+  // that is less. >= 0; more than the tier has blocks is taken as that.
   std::int64_t clean_blocks = 0;
 };
 

@@ -114,7 +114,7 @@ class RandomCalls {
 
   // Few families of tokens, so that prompts and generated tokens often agree.
   TokenId Token(std::int64_t place) {
-    if (Chance(2)) family_ = Roll(3);
+    if (Chance(2) && (model().config().host_blocks == 0 || Chance(30))) family_ = Roll(3);
     return static_cast<TokenId>(family_ * 100000 - 150000 + place);
   }
 
@@ -153,6 +153,9 @@ class RandomCalls {
       model().Open(ids[0], prompt, reference::OptionsKey(options), options.max_length);
     }
     pair_.CheckState();
+    if (code == Code::kOk && model().config().host_blocks > 0 && Chance(60)) {
+      Bring(ids[0], /*resumes=*/false);
+    }
   }
 
   void AddItem(std::vector<StepItem>& items, std::string& what) {
