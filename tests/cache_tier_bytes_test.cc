@@ -147,6 +147,22 @@ TEST_CASE("Tier: Poll reports what is done, each once and in order, and changes 
   REQUIRE(world.errors() == "");
 }
 
+TEST_CASE("Tier: accepting a Suspend accepts what was started before it", "[tier]") {
+  FailingWorld w(Options());
+  const SequenceId first = w.Computed(Tokens(0, 20));
+  REQUIRE(w.world.Suspend(first).ok());
+  w.Flood();
+  const SequenceId second = w.Computed(Tokens(100, 10));
+  REQUIRE(*w.world.Resume(first) != TransferId::kNone);
+  const TransferId suspended = *w.world.Suspend(second);
+  REQUIRE(suspended != TransferId::kNone);
+  CHECK_FALSE(w.world.Accept(suspended)->failed);
+  CHECK(w.world.transfers().empty());
+  CHECK(w.cache().GetStats().in_transit_blocks == 0);
+  w.Check();
+  CHECK(w.cache().Poll()->finished_transfers.size() <= 1);  // the first Suspend
+}
+
 TEST_CASE("Tier: a copy that does not start fails its call and changes nothing", "[tier]") {
   FailingWorld w(Options());
   const SequenceId id = w.Computed(Tokens(0, 22));

@@ -6,6 +6,7 @@
 
 #include "backend/deferred_backend.h"
 #include "support/cache_pair.h"
+#include "support/device_vector.h"
 #include "support/failing_copies.h"
 #include "support/fault_backend.h"
 #include "support/late_world.h"
@@ -363,20 +364,21 @@ TEST_CASE("Tier rows: whatever call of the device fails", "[tier]") {
   CHECK(sum.onboarded > 1500);
 }
 
-TEST_CASE("Tier rows: on a CUDA device", "[tier]") {
-  Result<Device> cuda = Device::Create(BackendKind::kCuda);
-  if (!cuda.ok()) LARIAT_SKIP("no CUDA device");
-  Done sum;
-  for (int seed = 0; seed < 12; ++seed) {
-    CAPTURE(seed);
-    const WorldOptions options = OptionsOf(seed);
-    RowWorld world(options, *cuda, nullptr);
-    RandomTier tier(world, options, static_cast<unsigned>(seed), [] {});
-    tier.Calls(1000);
-    Add(sum, tier.done());
+TEST_CASE("Tier rows: as every device runs them, read back", "[tier]") {
+  for (const Device& device : testing::AvailableDevices()) {
+    CAPTURE(device.name());
+    Done sum;
+    for (int seed = 0; seed < 12; ++seed) {
+      CAPTURE(seed);
+      const WorldOptions options = OptionsOf(seed);
+      RowWorld world(options, device, nullptr);
+      RandomTier tier(world, options, static_cast<unsigned>(seed), [] {});
+      tier.Calls(1000);
+      Add(sum, tier.done());
+    }
+    INFO(Text(sum));
+    CHECK(sum.onboarded > 200);
   }
-  INFO(Text(sum));
-  CHECK(sum.onboarded > 200);
 }
 
 }  // namespace

@@ -108,7 +108,7 @@ class DeferredBackend final : public BackendDecorator {
     const auto late = streams_.find(stream.handle);
     if (late == streams_.end()) return inner().Copy(copies, stream);
     for (const BlockCopy& copy : copies) {
-      if (has_memory() && !StillRead(copy)) {
+      if (has_memory() && copy.bytes > 0 && !StillRead(copy)) {
         if (Status s = inner().Fill(copy.dst, 0xFF, copy.bytes, {}); !s.ok()) return s;
       }
     }

@@ -79,7 +79,6 @@ Result<TransferId> KVCache::Impl::Resume(SequenceId sequence) {
 Result<TransferReport> KVCache::Impl::Accept(TransferId id) {
   if (Status s = CheckTier(); !s.ok()) return s;
   if (Status s = manager.CheckAccept(id); !s.ok()) return s;
-  // Transfers end in the order of their start.
   tier->WaitFor(id, *side_stream);
   // Steps that they were behind have passed: what those wrote wrongly is known before it is cached.
   if (const Result<int> pending = HarvestPassed(); !pending.ok()) return pending.status();

@@ -160,7 +160,7 @@ void TierStreams::ReapAndTell() {
 
 void TierStreams::WaitFor(TransferId id, Stream waiting) {
   for (Up& up : ups_) {
-    if (up.id != id || WaitOnHost(up.event, waiting)) continue;
+    if (up.id > id || WaitOnHost(up.event, waiting)) continue;
     (void)device_.Synchronize(up_);  // it writes no more
     up.failed = true;
   }

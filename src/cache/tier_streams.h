@@ -27,8 +27,8 @@ class TierStreams {
   TierStreams(const TierStreams&) = delete;
   TierStreams& operator=(const TierStreams&) = delete;
 
-  // Starts the copies down behind `after` (null: nothing). Batches are numbered upwards; one that
-  // failed to start has a number too. Where it fails, some of the copies may be on their way.
+  // Starts the copies down behind `after` (null: nothing). Batches that start are numbered upwards.
+  // Where it fails, some of the copies may be on their way.
   Status StartBatch(const storage::BlockStorage& blocks, std::span<const blocks::TierCopy> copies,
                     std::uint64_t batch, Event after);
   // Puts the stream behind the batch and all before it; nothing where they were seen to pass.
@@ -41,8 +41,8 @@ class TierStreams {
   // any more, but what some wrote stays.
   Status StartTransfer(const storage::BlockStorage& blocks, const blocks::Transfer& transfer,
                        Event after);
-  // Blocks the host, on a stream without work, until the copies of a transfer or a Suspend are
-  // done.
+  // Blocks the host, on a stream without work, until the copies of a transfer or a Suspend, and of
+  // all transfers before it, are done.
   void WaitFor(TransferId id, Stream waiting);
   // Returns whether it failed, and forgets it; of one that is not known: no.
   bool Forget(TransferId id);

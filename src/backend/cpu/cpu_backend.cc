@@ -95,7 +95,9 @@ class CpuBackend final : public Backend {
   Result<bool> Query(Event) override { return true; }
 
   Status Copy(std::span<const BlockCopy> copies, Stream) override {
-    for (const BlockCopy& copy : copies) std::memcpy(copy.dst, copy.src, copy.bytes);
+    for (const BlockCopy& copy : copies) {
+      if (copy.bytes > 0) std::memcpy(copy.dst, copy.src, copy.bytes);
+    }
     return {};
   }
 
