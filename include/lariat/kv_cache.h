@@ -197,7 +197,7 @@ struct Stats {
   std::int64_t peak_used_blocks = 0;   // most held + reserved + in transit at once
   std::int64_t indexed_blocks = 0;     // cached on the device
   std::int64_t pinned_blocks = 0;      // held by Pin, by others too or not
-  std::int64_t evicted_blocks = 0;     // indexed blocks erased to make room
+  std::int64_t evicted_blocks = 0;     // indexed blocks that left the device to make room
   std::int64_t merged_blocks = 0;      // full blocks found equal to an indexed one at Commit
   std::int64_t copied_blocks = 0;      // copy-on-write
   std::int64_t hit_tokens = 0;         // claimed by first Plans that were prepared
@@ -345,17 +345,17 @@ class KVCache {
   // Holds the whole blocks of a prompt that is cached, so that they are never evicted. Prefixes may
   // overlap and be pinned more than once; a block counts once. All of it or nothing. A pin whose
   // blocks, or some of them, are taken by Clear, Remove, RemoveSalt or a device fault is gone.
-  // Errors: kInvalidArgument (not all of the prompt's whole blocks are cached), kResourceExhausted
-  //   (more than max_pinned_blocks), kNotReady (a plan is not prepared yet).
+  // Errors: kInvalidArgument (not all of the prompt's whole blocks are cached on the device),
+  //   kResourceExhausted (more than max_pinned_blocks), kNotReady (a plan is not prepared yet).
   Status Pin(std::span<const TokenId> prompt, const OpenOptions& options = {});
   // Takes one Pin of the same whole blocks back. Errors: kInvalidArgument (not pinned, or only as
   // part of a longer prefix), kNotReady.
   Status Unpin(std::span<const TokenId> prompt, const OpenOptions& options = {});
 
   // Forgets every cached text that begins with `prompt` (empty: all of these options), pinned or
-  // not: idle blocks become free, held ones leave the index, and what sequences of such a text hold
-  // is not cached any more. What was not computed yet may be cached again. Returns how many blocks
-  // left the index. O(blocks removed + tokens of open sequences).
+  // not, on the device or not: idle blocks become free, held ones leave the index, and what
+  // sequences of such a text hold is not cached any more. What was not computed yet may be cached
+  // again. Returns how many blocks left the index. O(blocks removed + tokens of open sequences).
   // Errors: kNotReady (a plan is not prepared yet).
   Result<std::int64_t> Remove(std::span<const TokenId> prompt, const OpenOptions& options = {});
   // The same for all texts of a salt, whatever their other keys are.
