@@ -28,6 +28,7 @@ struct ManagerConfig {
   int block_size = 16;
   bool reuse = true;
   bool token_reuse = false;  // hits may end inside a block; with `reuse`
+  EvictionPolicy eviction = EvictionPolicy::kLru;
   std::int64_t max_pinned_blocks = 0;
   int max_steps_in_flight = 2;
   int max_sequences = 256;
@@ -42,7 +43,8 @@ struct ManagerConfig {
 // The rules are those of lariat/kv_cache.h, whose comments are not repeated here.
 //
 // Files: block_manager.cc (sequences), plan.cc (Plan, Undo, Prepare), settle.cc (Commit, Discard,
-// the index), keep.cc (pins, removal), inspect.cc (Snapshot, Quarantine).
+// the index), keep.cc (pins, removal), retain.cc (retention, quotas), inspect.cc (Snapshot,
+// Quarantine).
 // Cost: O(1) per running sequence and step; O(blocks) where a sequence starts, forks or ends.
 // Threads: externally synchronised. Time, addresses and device events are never consulted.
 class BlockManager {
@@ -68,6 +70,8 @@ class BlockManager {
   Result<std::int64_t> Remove(std::span<const TokenId> prompt, const OpenOptions& options,
                               std::uint32_t rope_choice);
   Result<std::int64_t> RemoveSalt(std::string_view salt);
+  Status Expire(std::int64_t now_ms);
+  Status SetQuota(std::string_view salt, std::int64_t max_idle_blocks);
 
   // Whether a Plan may be made now: kNotReady with an unprepared one, or all steps in flight.
   Status CheckReady() const;
@@ -124,6 +128,20 @@ class BlockManager {
     }
   }
 
+  // retain.cc
+  Status CheckRetention(std::span<const Retention> retention) const;
+  void RetainNewBlocks(Sequence& sequence);
+  void RetainBlock(const Sequence& sequence, BlockId block, std::int64_t first, std::int64_t last);
+  std::vector<BlockId> BlocksOf(std::string_view salt) const;
+  void MoveSalt(std::string_view salt, std::span<const BlockId> blocks, std::int32_t lane);
+  // Frees what salts have beyond their quotas: at the end of each call that lets go of blocks.
+  void EnforceQuotas();
+  // Takes a block that is not idle any more out of the index, with all that was asked for it.
+  void EraseCached(BlockId block) {
+    index_.Erase(block);
+    idle_.Leave(block);
+  }
+
   // plan.cc
   Status CheckItems(std::span<const StepItem> items);
   Status Fill(std::span<const StepItem> items, const StepShape& shape, PlannedStep& step,
@@ -151,7 +169,10 @@ class BlockManager {
   void SettleBlocks(PlannedStep& step, std::size_t index, std::int64_t end);
   void DiscardItem(PlannedStep& step, std::size_t index);
   void EndStep(PlannedStep& step, bool discarded);
+  void Index(const Sequence& sequence, std::int32_t parent, std::span<const TokenId> tokens,
+             BlockId block);
   void IndexFullBlocks(Sequence& sequence);
+  void IndexNewBlocks(Sequence& sequence);
   void IndexTail(const Sequence& sequence);
   void ShrinkTable(Sequence& sequence, std::int64_t blocks, PlannedStep* only = nullptr);
   void Release(const Sequence& sequence, BlockId block);
@@ -177,6 +198,8 @@ class BlockManager {
   std::uint64_t stamp_ = 0;
 
   std::int64_t evicted_ = 0;
+  std::int64_t quota_evicted_ = 0;
+  std::int64_t expired_ = 0;
   std::int64_t merged_ = 0;
   std::int64_t copied_ = 0;
   std::int64_t hit_tokens_ = 0;

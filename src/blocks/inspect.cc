@@ -50,6 +50,7 @@ void BlockManager::Quarantine(const PlannedStep& step, std::span<const PlannedSt
   for (BlockId b = 0; b < static_cast<BlockId>(marks.size()); ++b) {
     if (marks[b] == Mark::kDirty && index_.contains(b)) Forget(b);
   }
+  EnforceQuotas();
   for (const auto& sequence : sequences_.entries()) {
     const bool dirty = std::any_of(sequence->table.begin(), sequence->table.end(),
                                    [&](BlockId b) { return marks[b] == Mark::kDirty; });
@@ -64,10 +65,15 @@ std::string BlockManager::Snapshot() const {
   out << "free";
   for (const BlockId b : pool_.FreeList()) out << ' ' << b;
   out << "\nfresh " << pool_.next_fresh() << " of " << pool_.total() << "\nidle";
-  std::vector<BlockId> victims;
-  idle_.NextVictims(static_cast<std::size_t>(pool_.count(BlockState::kIdle)), victims);
-  for (const BlockId b : victims) out << ' ' << b;
-  out << '\n';
+  std::vector<BlockId> idle;
+  idle_.ByAge(idle);
+  for (const BlockId b : idle) out << ' ' << b;
+  out << "\nclock " << idle_.now() << '\n';
+  for (const auto& [salt, lane] : idle_.quotas()) {
+    const IdleBlocks::Quota& quota = idle_.quota(lane);
+    out << "quota " << salt << " lane " << lane << " limit " << quota.limit << " idle "
+        << quota.idle << '\n';
+  }
   for (BlockId b = 0; b < static_cast<BlockId>(pool_.next_fresh()); ++b) {
     out << "block " << b << " state " << static_cast<int>(pool_.state(b)) << " references "
         << pool_.references(b) << " generation " << pool_.generation(b);
@@ -76,6 +82,7 @@ std::string BlockManager::Snapshot() const {
       out << " parent " << index_.parent(b) << " tokens";
       for (const TokenId token : index_.tokens(b)) out << ' ' << token;
     }
+    out << idle_.Describe(b);
     out << '\n';
   }
   for (const auto& entry : sequences_.entries()) {
@@ -90,6 +97,12 @@ std::string BlockManager::Snapshot() const {
     for (const BlockId b : s.table) out << ' ' << b;
     out << " ids";
     for (const TokenId token : s.ids) out << ' ' << token;
+    if (s.lane >= 0) out << " lane " << s.lane;
+    for (const Retention& range : s.retention) {
+      out << " retains " << range.first_token << ".." << range.last_token << ':' << range.priority
+          << '/' << range.ttl_ms;
+    }
+    if (!s.retention.empty()) out << " given " << s.retained;
     out << '\n';
   }
   for (const PlannedStep* step : live_) {

@@ -53,6 +53,7 @@ Status BlockManager::Unpin(std::span<const TokenId> prompt, const OpenOptions& o
   }
   if (last >= 0) --pins_[last].ends;
   DropPinsThrough(last, 1);
+  EnforceQuotas();
   return {};
 }
 
@@ -78,13 +79,10 @@ std::int64_t BlockManager::Forget(BlockId top) {
   for (BlockId at = top;; ++count) {
     const BlockId leaf = index_.LeafBelow(at);
     at = index_.parent(leaf);
-    index_.Erase(leaf);
-    if (pool_.state(leaf) == BlockState::kIdle) {
-      idle_.Remove(leaf);
-      pool_.FreeIdle(leaf);
-    } else {
-      DropPins(leaf);
-    }
+    const bool idle = pool_.state(leaf) == BlockState::kIdle;
+    if (idle) idle_.Remove(leaf);
+    EraseCached(leaf);
+    idle ? pool_.FreeIdle(leaf) : DropPins(leaf);
     if (leaf == top) break;
   }
   DropPinsThrough(above, pins);
@@ -111,15 +109,19 @@ Result<std::int64_t> BlockManager::Remove(std::span<const TokenId> prompt,
   });
   if (last == kNoBlock) return std::int64_t{0};
   const auto rest = prompt.last(prompt.size() % static_cast<std::size_t>(config_.block_size));
-  if (rest.empty()) return last < 0 ? ForgetRoot(root) : Forget(last);
   std::int64_t count = 0;
-  index_.AddRootReference(root);
-  while (true) {
-    const NearestChild child = index_.Nearest(last, rest);
-    if (child.tokens < std::ssize(rest)) break;
-    count += Forget(child.block);
+  if (rest.empty()) {
+    count = last < 0 ? ForgetRoot(root) : Forget(last);
+  } else {
+    index_.AddRootReference(root);
+    while (true) {
+      const NearestChild child = index_.Nearest(last, rest);
+      if (child.tokens < std::ssize(rest)) break;
+      count += Forget(child.block);
+    }
+    index_.DropRoot(root);
   }
-  index_.DropRoot(root);
+  EnforceQuotas();  // blocks above may have lost their pins
   return count;
 }
 

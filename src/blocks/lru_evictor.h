@@ -34,6 +34,8 @@ class LruEvictor final : public Evictor {
 
   void Restore(BlockId block, std::size_t lane) override { Link(block, lane); }
 
+  void SetPriority(BlockId /*block*/, int /*priority*/) override {}
+
   BlockId Victim(std::size_t lane) const override { return lanes_[lane].oldest; }
 
   void NextVictims(std::size_t lane, std::size_t count, std::vector<BlockId>& out) const override {
@@ -41,6 +43,9 @@ class LruEvictor final : public Evictor {
          b = links_[b].newer, --count) {
       out.push_back(b);
     }
+  }
+  void ByAge(std::size_t lane, std::vector<BlockId>& out) const override {
+    NextVictims(lane, links_.size(), out);
   }
 
  private:

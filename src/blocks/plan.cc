@@ -290,7 +290,7 @@ void BlockManager::Undo(PlannedStep& step) {
 
 void BlockManager::Prepare(PlannedStep& step) {
   assert(plan_ == &step);
-  for (const BlockId victim : step.victims) index_.Erase(victim);
+  for (const BlockId victim : step.victims) EraseCached(victim);
   for (std::size_t i = 0; i < step.items.size(); ++i) {
     PlannedItem& item = step.items[i];
     Sequence& sequence = sequences_.at(item.sequence);

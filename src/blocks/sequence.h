@@ -27,6 +27,7 @@ struct alignas(64) Sequence {
   bool keyed = false;                 // has a salt or extra keys
   bool indexable = true;              // false: its blocks must not enter the index any more
   bool corrupt = false;               // holds a block with a device fault
+  bool retains = false;               // has retention to give
   bool pinned = false;                // closed: the table's references wait for a step's end
   int row = -1;                       // of the resident block tables; -1 once closed
   RootId root = 0;
@@ -49,6 +50,10 @@ struct alignas(64) Sequence {
   std::uint64_t stamp = 0;
   std::int32_t stamp_item = -1;
   std::int32_t stamp_commit = -1;
+
+  std::vector<Retention> retention;
+  std::int64_t retained = 0;  // leading blocks that were given it
+  std::int32_t lane = -1;     // of its salt's quota
 
   // Scratch of Match before the first plan: the path found so far, with the blocks' generations.
   std::vector<BlockId> match_path;

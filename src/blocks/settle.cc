@@ -196,7 +196,7 @@ void BlockManager::DiscardItem(PlannedStep& step, std::size_t index) {
     sequence.started = false;
     sequence.indexable = true;  // it holds nothing from before a Clear any more
     sequence.settled = sequence.planned = sequence.reach = 0;
-    sequence.indexed = 0;
+    sequence.indexed = sequence.retained = 0;
     ShrinkTable(sequence, 0, &step);
     return;
   }
@@ -243,12 +243,24 @@ void BlockManager::EndStep(PlannedStep& step, bool discarded) {
       DropSequence(sequence);
     }
   }
+  EnforceQuotas();
   step.phase = StepPhase::kEnded;
+}
+
+void BlockManager::Index(const Sequence& sequence, std::int32_t parent,
+                         std::span<const TokenId> tokens, BlockId block) {
+  index_.Insert(parent, tokens, block);
+  idle_.Enter(block, sequence.lane);
+}
+
+void BlockManager::IndexFullBlocks(Sequence& sequence) {
+  IndexNewBlocks(sequence);
+  RetainNewBlocks(sequence);
 }
 
 // Puts the sequence's full blocks with known ids into the index, one below the other. A block whose
 // equal is indexed already gives way to that one.
-void BlockManager::IndexFullBlocks(Sequence& sequence) {
+void BlockManager::IndexNewBlocks(Sequence& sequence) {
   if (!config_.reuse || !sequence.indexable) return;
   const std::int64_t full = std::min(sequence.settled, sequence.known()) / config_.block_size;
   const std::span<const TokenId> ids = sequence.ids;
@@ -265,7 +277,7 @@ void BlockManager::IndexFullBlocks(Sequence& sequence) {
         sequence.indexable = false;
         return;
       }
-      index_.Insert(parent, tokens, block);
+      Index(sequence, parent, tokens, block);
     } else if (equal != block) {
       // Whoever shares the copy, a fork, shares what follows it too, but would not hold the equal
       // one above that. So this waits until the others have let go.
@@ -335,7 +347,8 @@ void BlockManager::IndexTail(const Sequence& sequence) {
       std::span(sequence.ids)
           .subspan(static_cast<std::size_t>(end - count), static_cast<std::size_t>(count));
   if (index_.Nearest(parent, tokens).tokens == count) return;  // another one serves as well
-  index_.Insert(parent, tokens, block);
+  Index(sequence, parent, tokens, block);
+  RetainBlock(sequence, block, end - count, end);
 }
 
 void BlockManager::DropSequence(Sequence& sequence) {
