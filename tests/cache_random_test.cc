@@ -16,11 +16,13 @@ TEST_CASE("Random calls answer as the model does", "[cache]") {
   for (const std::int64_t block_size : {1, 4, 16, 64}) {
     for (const int steps : {1, 2, 3}) {
       for (const std::int64_t blocks : {5, 17, 64}) {
-        settings.push_back({block_size, blocks, steps, Reuse::kBlock});
-        settings.push_back({block_size, blocks, steps, Reuse::kToken});
+        for (const Reuse reuse : {Reuse::kBlock, Reuse::kToken}) {
+          settings.push_back({block_size, blocks, steps, reuse, EvictionPolicy::kLru});
+          settings.push_back({block_size, blocks, steps, reuse, EvictionPolicy::kPriority});
+        }
       }
     }
-    settings.push_back({block_size, 20, 2, Reuse::kNone});
+    settings.push_back({block_size, 20, 2, Reuse::kNone, EvictionPolicy::kLru});
   }
   // Short runs too: a fresh cache meets other cases than a full one.
   constexpr std::int64_t kCallsPerRun = 500;

@@ -38,6 +38,7 @@ struct ModelConfig {
   bool reuse = true;
   bool tokens = false;  // hits may end inside a block
   std::int64_t max_pinned = 0;
+  bool priorities = false;  // the lowest first, not only the least recently used
 };
 
 // The options a sequence's blocks are keyed by, as one string.
@@ -49,6 +50,9 @@ struct ModelBlock {
   std::uint64_t reserved_by = 0;                     // the uncommitted step that took it
   std::optional<std::vector<TokenId>> index_tokens;  // where the index names it
   std::string index_options;
+  int priority = kDefaultPriority;
+  std::int64_t ttl = 0;         // 0: for ever
+  std::int64_t idle_since = 0;  // where idle
 };
 
 struct ModelSequence {
@@ -61,6 +65,8 @@ struct ModelSequence {
   std::int64_t base = 0;  // settled, or the hit of a first plan that is live
   bool planned = false;   // its first plan was made, and not taken back
   bool indexable = true;  // false once its rows outlived a Clear
+  std::vector<Retention> retention;
+  std::int64_t retained = 0;  // leading blocks that were given it
   std::vector<int> table;
 };
 
@@ -108,7 +114,7 @@ class CacheModel {
 
   PrefixMatch Match(std::span<const TokenId> prompt, const std::string& options) const;
   void Open(SequenceId id, std::span<const TokenId> prompt, const std::string& options,
-            std::int64_t max_length);
+            std::int64_t max_length, std::span<const Retention> retention = {});
 
   // What Plan may answer. Where kOk is among it, PlanStep may follow.
   ModelPlan CheckPlan(std::span<const StepItem> items, const StepShape& shape) const;
@@ -157,6 +163,9 @@ class CacheModel {
   std::int64_t Remove(std::span<const TokenId> prompt,
                       const std::function<bool(const std::string&)>& such);
   std::int64_t kept() const;  // blocks
+  void Expire(std::int64_t now);
+  void SetQuota(const std::string& salt, std::int64_t limit);
+  std::int64_t now() const { return now_; }
 
   std::int64_t Planned(const ModelSequence& sequence, SequenceId id) const;  // certain rows
   std::int64_t Length(const ModelSequence& sequence, SequenceId id) const;   // drafts too
@@ -181,15 +190,20 @@ class CacheModel {
   bool Idle(int block) const { return std::find(lru_.begin(), lru_.end(), block) != lru_.end(); }
   std::set<Code> CheckItems(std::span<const StepItem> items, const StepShape& shape) const;
   ModelPlan TryPlan(std::span<const StepItem> items, bool copy_idle) const;
+  void Retain(const ModelSequence& sequence, int block, std::int64_t first, std::int64_t last);
+  void PublishBlocks(SequenceId id, ModelSequence& sequence);
   void PublishTail(const ModelSequence& sequence);
   bool Keeps(int block) const;
   std::vector<TokenId> WholeBlocks(std::span<const TokenId> tokens) const;
   bool HasIndexedChild(int block, const std::set<int>& gone) const;
-  std::vector<int> Victims(std::int64_t count) const;
+  // The next victims of those that `such` says.
+  std::vector<int> Victims(std::int64_t count, const std::function<bool(int)>& such) const;
+  void EnforceQuotas();
   std::int64_t OpenHolders(int block) const;
   void Hold(int block);
   void Drop(int block);
   void Unpin(int block);
+  Code TakePinBack(std::span<const TokenId> prompt, const std::string& options);
   void MaybeReturn(int block);
   static void ForgetIds(ModelSequence& sequence, std::int64_t length);
   void Release(SequenceId id, int block);
@@ -212,7 +226,9 @@ class CacheModel {
   std::map<IndexKey, int> index_;
   // Prefixes pinned by the caller, each once per Pin. A block of one or more has one of its `pins`.
   std::multiset<IndexKey> kept_;
-  std::vector<ModelStep> steps_;  // live ones, in plan order
+  std::int64_t now_ = 0;
+  std::map<std::string, std::int64_t> quotas_;  // of salts
+  std::vector<ModelStep> steps_;                // live ones, in plan order
   std::optional<ModelStep> plan_;
   std::shared_ptr<const CacheModel> before_plan_;
   std::uint64_t next_step_ = 1;
@@ -220,6 +236,7 @@ class CacheModel {
 
   std::int64_t peak_low_ = 0, peak_high_ = 0;  // without and with plans that were dropped
   std::int64_t evicted_ = 0, merged_ = 0, copied_ = 0, hit_tokens_ = 0, committed_ = 0;
+  std::int64_t quota_evicted_ = 0, expired_ = 0;
 };
 
 }  // namespace lariat::reference

@@ -186,7 +186,7 @@ void CacheModel::PlanStep(std::span<const StepItem> items, bool copy_idle) {
     entry.named = sequence.table;
   }
   free_taken_ = std::min(std::ssize(free_), std::ssize(step.fresh));
-  step.victims = Victims(std::ssize(step.fresh) - free_taken_);
+  step.victims = Victims(std::ssize(step.fresh) - free_taken_, [](int) { return true; });
   for (const int block : step.victims) lru_.remove(block);
   plan_ = step;
   NotePeak();
@@ -309,6 +309,7 @@ void CacheModel::Commit(std::size_t index, const std::map<SequenceId, Keep>& kee
   }
   EndReleases(step, /*discarded=*/false);
   for (const ModelEntry& entry : step.entries) EndOfClosed(entry.sequence);
+  EnforceQuotas();
   // In which order blocks are claimed and given back inside the call is not said.
   peak_high_ = std::max(peak_high_, used + merged_ - merged);
   NotePeak();
@@ -335,6 +336,7 @@ void CacheModel::Discard(std::size_t index) {
     if (entry.first_plan) {
       sequence.planned = false;
       sequence.base = 0;
+      sequence.retained = 0;
       sequence.indexable = true;
     }
     // What the step took is needed by nobody else.
@@ -345,6 +347,7 @@ void CacheModel::Discard(std::size_t index) {
     }
   }
   for (const ModelEntry& entry : step.entries) EndOfClosed(entry.sequence);
+  EnforceQuotas();
 }
 
 bool CacheModel::SharesLater(std::size_t step, bool open_only) const {
@@ -392,6 +395,8 @@ std::string CacheModel::CompareStats(const Stats& stats) const {
   equal("indexed_blocks", stats.indexed_blocks, std::ssize(index_));
   equal("pinned_blocks", stats.pinned_blocks, kept());
   equal("evicted_blocks", stats.evicted_blocks, evicted_);
+  equal("quota_evicted_blocks", stats.quota_evicted_blocks, quota_evicted_);
+  equal("expired_blocks", stats.expired_blocks, expired_);
   equal("merged_blocks", stats.merged_blocks, merged_);
   if (!plan_) {
     equal("copied_blocks", stats.copied_blocks, copied_);

@@ -19,6 +19,7 @@ struct Setting {
   std::int64_t blocks = 8;
   int steps_in_flight = 1;
   Reuse reuse = Reuse::kBlock;
+  EvictionPolicy eviction = EvictionPolicy::kLru;
 };
 
 // Random calls on a CachePair, each with what the model says it may answer. No call is REQUIREd to
@@ -48,7 +49,8 @@ class RandomCalls {
     if (dice < 93) return SetTokens();
     if (dice < 95) return Keep();
     if (dice < 96 && Roll(6) == 0) return Clear();
-    if (dice < 98) return Match();
+    if (dice < 97) return Match();
+    if (dice < 99) return Limit();
     return Rest();
   }
 
@@ -63,6 +65,7 @@ class RandomCalls {
     config.memory.num_blocks = setting.blocks;
     config.block_size = static_cast<int>(setting.block_size);
     config.reuse = setting.reuse;
+    config.eviction = setting.eviction;
     config.max_pinned_blocks = setting.blocks / 4;
     config.max_steps_in_flight = setting.steps_in_flight;
     config.max_sequences = 10;
@@ -80,7 +83,8 @@ class RandomCalls {
             config.max_tokens_per_step,
             setting.reuse != Reuse::kNone,
             setting.reuse == Reuse::kToken,
-            config.max_pinned_blocks};
+            config.max_pinned_blocks,
+            setting.eviction == EvictionPolicy::kPriority};
   }
 
   std::int64_t Roll(std::int64_t sides) {
@@ -118,7 +122,10 @@ class RandomCalls {
     if (Chance(30)) options.max_length = 1 + Roll(limit_);
     if (Chance(2)) options.max_length = limit_ + 1;
     if (Chance(1)) options.max_length = -1;
+    const std::vector<Retention> retention = AnyRetention();
+    options.retention = retention;
     std::set<Code> codes;
+    if (!RetentionOk(retention)) codes.insert(Code::kInvalidArgument);
     const std::int64_t most = options.max_length == 0 ? limit_ : options.max_length;
     if (most < 0 || most > limit_ || std::ssize(prompt) > most)
       codes.insert(Code::kInvalidArgument);
@@ -136,10 +143,12 @@ class RandomCalls {
     if (code == Code::kOk) {
       if (ids[0] != ids[1] || ids[0] == SequenceId::kNone) pair_.Fail("handles");
       if (!used_.insert(ids[0]).second) pair_.Fail("a handle came twice");
-      model().Open(ids[0], prompt, reference::OptionsKey(options), options.max_length);
+      model().Open(ids[0], prompt, reference::OptionsKey(options), options.max_length, retention);
     }
     pair_.CheckState();
   }
+  std::vector<Retention> AnyRetention();
+  bool RetentionOk(const std::vector<Retention>& retention) const;
 
   void AddItem(std::vector<StepItem>& items, std::string& what) {
     StepItem item{.sequence = AnySequence(), .num_tokens = 1};
@@ -314,6 +323,8 @@ class RandomCalls {
   void SetTokens();
   void Clear();
   void Keep();
+  void SetQuota(const std::string& salt, std::int64_t limit);
+  void Limit();
   void Match();
   void Rest();
 
