@@ -249,6 +249,20 @@ TEST_CASE("A fork gives what its parent was to give", "[cache]") {
   CHECK(!Has(c, 100));
 }
 
+TEST_CASE("A fork does not give again what its parent gave", "[cache]") {
+  CaseCache c(Config(4, 5));
+  const SequenceId parent = Start(c, Range(0, 4), {{.priority = 90}});
+  const SequenceId child = *c->Fork(parent);
+  Serve(c, Range(0, 5), {{.priority = 1}});
+  c.Feed(child, 1, {50});
+  CaseCache::Must(c->Close(parent));
+  CaseCache::Must(c->Close(child));
+  Serve(c, Range(100, 4));
+  c.Start(Range(200, 16));
+  CHECK(!Has(c, 0));
+  CHECK(Has(c, 100));
+}
+
 TEST_CASE("A forgotten block's retention goes with it", "[cache]") {
   for (const bool clear : {false, true}) {
     CaseCache c(Config(4, 2));

@@ -129,7 +129,7 @@ void DefineCache(CLI::App& command, SimulateOptions& o) {
       ->group(group)
       ->capture_default_str();
   command.add_option("--policy", o.policy, "Which cached block goes first")
-      ->check(Choice({"lru"}))
+      ->check(Choice({"lru", "priority"}))
       ->group(group)
       ->capture_default_str();
 }
@@ -345,6 +345,7 @@ Result<SimulateInputs> LoadSimulateInputs(const SimulateOptions& options) {
   config.backend = *backend;
   config.memory = *memory;
   config.reuse = options.reuse == "token" ? Reuse::kToken : Reuse::kBlock;
+  config.eviction = options.policy == "priority" ? EvictionPolicy::kPriority : EvictionPolicy::kLru;
   config.max_batch = options.max_batch;
   config.prefill_chunk = options.prefill_chunk;
   config.max_length = *max_length;

@@ -38,6 +38,9 @@ struct SimulatorConfig {
   MemoryConfig memory;
   int block_size = 16;
   Reuse reuse = Reuse::kBlock;  // of traces with token identity
+  // kPriority: a request's blocks are worth kDefaultPriority + TraceRequest::priority, at least 0
+  // and at most kMaxPriority.
+  EvictionPolicy eviction = EvictionPolicy::kLru;
 
   // --- the session ---
   int max_batch = 256;

@@ -196,7 +196,7 @@ void BlockManager::DiscardItem(PlannedStep& step, std::size_t index) {
     sequence.started = false;
     sequence.indexable = true;  // it holds nothing from before a Clear any more
     sequence.settled = sequence.planned = sequence.reach = 0;
-    sequence.indexed = sequence.retained = 0;
+    sequence.indexed = 0;
     ShrinkTable(sequence, 0, &step);
     return;
   }

@@ -336,7 +336,6 @@ void CacheModel::Discard(std::size_t index) {
     if (entry.first_plan) {
       sequence.planned = false;
       sequence.base = 0;
-      sequence.retained = 0;
       sequence.indexable = true;
     }
     // What the step took is needed by nobody else.
