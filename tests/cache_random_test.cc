@@ -17,12 +17,14 @@ TEST_CASE("Random calls answer as the model does", "[cache]") {
     for (const int steps : {1, 2, 3}) {
       for (const std::int64_t blocks : {5, 17, 64}) {
         for (const Reuse reuse : {Reuse::kBlock, Reuse::kToken}) {
-          settings.push_back({block_size, blocks, steps, reuse, EvictionPolicy::kLru});
-          settings.push_back({block_size, blocks, steps, reuse, EvictionPolicy::kPriority});
+          Setting setting{block_size, blocks, steps, reuse};
+          settings.push_back(setting);
+          setting.eviction = EvictionPolicy::kPriority;
+          settings.push_back(setting);
         }
       }
     }
-    settings.push_back({block_size, 20, 2, Reuse::kNone, EvictionPolicy::kLru});
+    settings.push_back({block_size, 20, 2, Reuse::kNone});
   }
   // Short runs too: a fresh cache meets other cases than a full one.
   constexpr std::int64_t kCallsPerRun = 500;

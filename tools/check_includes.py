@@ -23,6 +23,7 @@ LIBRARIES = {
     "fmt": {"tools"},
     "benchmark": {"tools"},
     "cblas.h": {"backend", "tools"},
+    "xxhash.h": {"blocks"},
     "cuda": {"backend", "tools"},  # cuda*, cublas*, cooperative_groups, cub, nvtx3
 }
 CUDA = re.compile(r"^(cuda|cublas|cooperative_groups|cub/|nvtx3/|driver_types|vector_types|mma|curand)")

@@ -16,6 +16,7 @@ needs=(
   "header  CLI/CLI.hpp                           libcli11-dev"
   "header  nlohmann/json.hpp                     nlohmann-json3-dev"
   "header  spdlog/spdlog.h                       libspdlog-dev"
+  "header  xxhash.h                              libxxhash-dev"
   "header  cblas.h                               libopenblas-dev"
   "header  benchmark/benchmark.h                 libbenchmark-dev"
 )

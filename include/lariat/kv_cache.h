@@ -131,6 +131,7 @@ struct PollReport {
   std::vector<StepFault> faults;
 };
 
+struct BlockHash;  // lariat/block_hash.h
 class KVCache;
 
 // A planned step. Movable; dropping it before Prepare undoes the plan exactly; dropping it later
@@ -336,6 +337,11 @@ class KVCache {
   Result<Extent> GetExtent(SequenceId sequence) const;
   // The device blocks of a sequence, in order. Valid until the next call that changes it.
   Result<std::span<const std::int32_t>> BlockTable(SequenceId sequence) const;
+
+  // Names of the sequence's first blocks, as block_hash.h makes them: of those that are open to
+  // reuse, as many as `hashes` has room for. Returns how many. Nothing is kept: O(their tokens).
+  // Errors: kInvalidArgument (unknown), kCorruptData.
+  Result<std::int64_t> BlockHashes(SequenceId sequence, std::span<BlockHash> hashes) const;
 
   // Drops everything cached that no sequence holds, and takes what is held out of the index (new
   // weights). Sequences stay open.

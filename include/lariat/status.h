@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -23,22 +24,26 @@ enum class Code {
 // The code's name as written above, without the k: "InvalidArgument".
 std::string_view CodeName(Code code);
 
-// The outcome of an operation. Thread rules: as a value type. An ok Status holds no memory.
+// The outcome of an operation. Thread rules: as a value type. An ok Status holds no memory, and
+// copies share the message, so that handing one on cannot fail.
 class [[nodiscard]] Status {
  public:
   Status() = default;
-  Status(Code code, std::string message) : code_(code), message_(std::move(message)) {}
+  Status(Code code, std::string message)
+      : code_(code), message_(std::make_shared<const std::string>(std::move(message))) {}
   static Status Ok() { return {}; }
+  // kResourceExhausted, "out of memory": can be made where there is none.
+  static Status OutOfMemory() noexcept;
 
   bool ok() const { return code_ == Code::kOk; }
   Code code() const { return code_; }
-  const std::string& message() const { return message_; }
+  const std::string& message() const;
   // "InvalidArgument: message", or "Ok".
   std::string ToString() const;
 
  private:
   Code code_ = Code::kOk;
-  std::string message_;
+  std::shared_ptr<const std::string> message_;  // null: empty
 };
 
 inline Status InvalidArgument(std::string message) {

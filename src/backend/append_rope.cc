@@ -6,6 +6,7 @@
 #include "backend/append_check.h"
 #include "backend/backend.h"
 #include "backend/check.h"
+#include "base/guarded.h"
 #include "lariat/ops.h"
 
 namespace lariat {
@@ -251,11 +252,13 @@ Status CheckAppendRope(const Backend& backend, AppendRopeParams& params) {
   return CheckPointers(params, *q_extent);
 }
 
-Status AppendRope(Device& device, const AppendRopeParams& params, Stream stream) {
+Status AppendRope(Device& device, const AppendRopeParams& params, Stream stream) try {
   AppendRopeParams complete = params;
   if (Status s = CheckAppendRope(device.backend(), complete); !s.ok()) return s;
   if (params.num_tokens == 0) return {};
   return device.backend().AppendRope(complete, stream);
+} catch (const std::exception&) {
+  return Status::OutOfMemory();
 }
 
 }  // namespace lariat

@@ -6,6 +6,7 @@
 
 #include "backend/backend.h"
 #include "backend/mla_check.h"
+#include "base/guarded.h"
 #include "lariat/ops.h"
 
 namespace lariat {
@@ -229,7 +230,7 @@ Status ProjectDown(Backend& backend, MlaAppendParams& p, Stream stream) {
 
 }  // namespace
 
-Status MlaAppend(Device& device, const MlaAppendParams& params, Stream stream) {
+Status MlaAppend(Device& device, const MlaAppendParams& params, Stream stream) try {
   MlaAppendParams p = params;
   Backend& backend = device.backend();
   if (Status s = CheckShapeAndComplete(p, p.hidden != nullptr); !s.ok()) return s;
@@ -241,9 +242,11 @@ Status MlaAppend(Device& device, const MlaAppendParams& params, Stream stream) {
     }
   }
   return backend.MlaAppendRows(p, stream);
+} catch (const std::exception&) {
+  return Status::OutOfMemory();
 }
 
-Status Warmup(Device& device, const MlaAppendParams& params, Stream stream) {
+Status Warmup(Device& device, const MlaAppendParams& params, Stream stream) try {
   MlaAppendParams p = params;
   Backend& backend = device.backend();
   const bool from_hidden = ProjectsDown(p);
@@ -262,14 +265,18 @@ Status Warmup(Device& device, const MlaAppendParams& params, Stream stream) {
   const Result<void*> scratch = backend.Scratch(ScratchUse::kLatent, bytes, stream);
   if (!scratch.ok()) return scratch.status();
   return backend.WarmupGemm(ProjectionOf(p), stream);
+} catch (const std::exception&) {
+  return Status::OutOfMemory();
 }
 
-Result<std::int64_t> WorkspaceBytes(const Device& device, const MlaAppendParams& params) {
+Result<std::int64_t> WorkspaceBytes(const Device& device, const MlaAppendParams& params) try {
   MlaAppendParams p = params;
   const bool from_hidden = ProjectsDown(p);
   if (Status s = CheckShapeAndComplete(p, from_hidden); !s.ok()) return s;
   if (!from_hidden || p.num_tokens == 0 || !device.backend().has_memory()) return 0;
   return device.backend().GemmWorkspaceBytes() + ScratchBytes(p);
+} catch (const std::exception&) {
+  return Status::OutOfMemory();
 }
 
 }  // namespace lariat

@@ -8,6 +8,7 @@
 #include "backend/backend.h"
 #include "backend/check.h"
 #include "backend/mla_check.h"
+#include "base/guarded.h"
 #include "lariat/ops.h"
 
 namespace lariat {
@@ -263,7 +264,7 @@ Status CopyRows(Backend& backend, const Rows& from, void* to, std::int64_t to_st
 
 }  // namespace
 
-Status MlaCompress(Device& device, const MlaCompressParams& params, Stream stream) {
+Status MlaCompress(Device& device, const MlaCompressParams& params, Stream stream) try {
   const Result<Params> call = Resolve(device, params);
   if (!call.ok()) return call.status();
   if (params.num_tokens == 0) return {};
@@ -272,6 +273,8 @@ Status MlaCompress(Device& device, const MlaCompressParams& params, Stream strea
   }
   if (call->path == MlaPath::kFused) return device.backend().MlaCompressFused(*call, stream);
   return RunProducts(device.backend(), *call, stream);
+} catch (const std::exception&) {
+  return Status::OutOfMemory();
 }
 
 MlaPath MlaCompressPathOf(const Device& device, const MlaCompressParams& params) {
@@ -313,7 +316,7 @@ Status PackUpProjections(Device& device, MlaCompressParams& params, void* packed
   return {};
 }
 
-Status Warmup(Device& device, const MlaCompressParams& params, Stream stream) {
+Status Warmup(Device& device, const MlaCompressParams& params, Stream stream) try {
   const Result<Params> call = Resolve(device, params);
   if (!call.ok()) return call.status();
   if (device.backend().has_memory()) {
@@ -321,9 +324,11 @@ Status Warmup(Device& device, const MlaCompressParams& params, Stream stream) {
   }
   if (params.num_tokens == 0 || call->path == MlaPath::kFused) return {};
   return WarmupProducts(device.backend(), *call, stream);
+} catch (const std::exception&) {
+  return Status::OutOfMemory();
 }
 
-Result<std::int64_t> WorkspaceBytes(const Device& device, const MlaCompressParams& params) {
+Result<std::int64_t> WorkspaceBytes(const Device& device, const MlaCompressParams& params) try {
   const Result<Params> call = Resolve(device, params);
   if (!call.ok()) return call.status();
   const Backend& backend = device.backend();
@@ -331,6 +336,8 @@ Result<std::int64_t> WorkspaceBytes(const Device& device, const MlaCompressParam
     return std::int64_t{0};
   }
   return backend.GemmWorkspaceBytes() + ScratchBytes(*call);
+} catch (const std::exception&) {
+  return Status::OutOfMemory();
 }
 
 }  // namespace lariat

@@ -8,6 +8,7 @@
 #include "backend/backend.h"
 #include "backend/check.h"
 #include "backend/mla_check.h"
+#include "base/guarded.h"
 #include "lariat/ops.h"
 
 namespace lariat {
@@ -195,7 +196,7 @@ Result<void*> LatentScratch(Backend& backend, const Params& p, Stream stream) {
 
 }  // namespace
 
-Status MlaExpand(Device& device, const MlaExpandParams& params, Stream stream) {
+Status MlaExpand(Device& device, const MlaExpandParams& params, Stream stream) try {
   const Result<Params> call = Resolve(params);
   if (!call.ok()) return call.status();
   if (params.num_tokens == 0) return {};
@@ -207,9 +208,11 @@ Status MlaExpand(Device& device, const MlaExpandParams& params, Stream stream) {
   if (!latent.ok()) return latent.status();
   if (Status s = backend.MlaGather({*call, *latent}, stream); !s.ok()) return s;
   return ForProducts(*call, *latent, [&](const GemmParams& g) { return backend.Gemm(g, stream); });
+} catch (const std::exception&) {
+  return Status::OutOfMemory();
 }
 
-Status Warmup(Device& device, const MlaExpandParams& params, Stream stream) {
+Status Warmup(Device& device, const MlaExpandParams& params, Stream stream) try {
   const Result<Params> call = Resolve(params);
   if (!call.ok()) return call.status();
   Backend& backend = device.backend();
@@ -223,18 +226,22 @@ Status Warmup(Device& device, const MlaExpandParams& params, Stream stream) {
   // No latent is given: its memory is aligned.
   return ForProducts(*call, nullptr,
                      [&](const GemmParams& g) { return backend.WarmupGemm(g, stream); });
+} catch (const std::exception&) {
+  return Status::OutOfMemory();
 }
 
-Result<std::int64_t> WorkspaceBytes(const Device& device, const MlaExpandParams& params) {
+Result<std::int64_t> WorkspaceBytes(const Device& device, const MlaExpandParams& params) try {
   const Result<Params> call = Resolve(params);
   if (!call.ok()) return call.status();
   const Backend& backend = device.backend();
   const std::int64_t scratch = ScratchBytes(*call);
   if (scratch == 0 || !backend.has_memory()) return std::int64_t{0};
   return backend.GemmWorkspaceBytes() + scratch;
+} catch (const std::exception&) {
+  return Status::OutOfMemory();
 }
 
-Result<AbsorbedProjections> AbsorbViews(const MlaExpandParams& params) {
+Result<AbsorbedProjections> AbsorbViews(const MlaExpandParams& params) try {
   Params p = params;
   if (Status s = CheckWeightShape(p); !s.ok()) return s;
   if (Status s = CompleteWeight(p); !s.ok()) return s;
@@ -256,6 +263,8 @@ Result<AbsorbedProjections> AbsorbViews(const MlaExpandParams& params) {
   w_uv.data = ValuesWeight(p);
   w_uv.rows = p.v_dim;
   return AbsorbedProjections{w_uk, w_uv};
+} catch (const std::exception&) {
+  return Status::OutOfMemory();
 }
 
 }  // namespace lariat

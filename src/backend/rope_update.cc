@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/backend.h"
 #include "backend/check.h"
+#include "base/guarded.h"
 #include "lariat/ops.h"
 
 namespace lariat {
@@ -92,7 +93,7 @@ Status CheckPointers(const RopeUpdateParams& p, const Sizes& sizes) {
 
 }  // namespace
 
-Status RopeUpdate(Device& device, const RopeUpdateParams& params, Stream stream) {
+Status RopeUpdate(Device& device, const RopeUpdateParams& params, Stream stream) try {
   Sizes sizes;
   if (Status s = CheckTypes(params); !s.ok()) return s;
   if (Status s = CheckSizes(params, sizes); !s.ok()) return s;
@@ -101,6 +102,8 @@ Status RopeUpdate(Device& device, const RopeUpdateParams& params, Stream stream)
     if (Status s = CheckPointers(params, sizes); !s.ok()) return s;
   }
   return device.backend().RopeUpdate(params, stream);
+} catch (const std::exception&) {
+  return Status::OutOfMemory();
 }
 
 }  // namespace lariat

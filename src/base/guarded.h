@@ -12,7 +12,7 @@ auto Guarded(F&& call) -> decltype(call()) {
   try {
     return call();
   } catch (const std::exception&) {
-    return Status(Code::kResourceExhausted, "out of memory");  // short: needs no memory itself
+    return Status::OutOfMemory();
   }
 }
 

@@ -17,9 +17,25 @@ std::string_view CodeName(Code code) {
   return "Unknown";
 }
 
+namespace {
+
+const std::string kEmpty;
+const std::string kOutOfMemory = "out of memory";
+
+}  // namespace
+
+Status Status::OutOfMemory() noexcept {
+  Status status;
+  status.code_ = Code::kResourceExhausted;
+  status.message_ = {std::shared_ptr<const std::string>(), &kOutOfMemory};  // owned by nobody
+  return status;
+}
+
+const std::string& Status::message() const { return message_ == nullptr ? kEmpty : *message_; }
+
 std::string Status::ToString() const {
   std::string text(CodeName(code_));
-  if (!message_.empty()) text.append(": ").append(message_);
+  if (!message().empty()) text.append(": ").append(message());
   return text;
 }
 

@@ -62,6 +62,7 @@ class BlockManager {
   Result<SequenceId> Fork(SequenceId id, std::int64_t length);
   Status SetTokens(SequenceId id, std::span<const TokenId> tokens);
   Result<const Sequence*> Get(SequenceId id) const;  // not corrupt
+  Result<std::int64_t> BlockHashes(SequenceId id, std::span<BlockHash> hashes) const;
   Status Clear();
   Status Pin(std::span<const TokenId> prompt, const OpenOptions& options,
              std::uint32_t rope_choice);

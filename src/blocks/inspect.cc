@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "blocks/block_manager.h"
+#include "lariat/block_hash.h"
 
 namespace lariat::blocks {
 
@@ -117,6 +118,20 @@ std::string BlockManager::Snapshot() const {
   }
   out << "plan " << (plan_ == nullptr ? 0 : plan_->id) << " next " << next_step_ << '\n';
   return out.str();
+}
+
+Result<std::int64_t> BlockManager::BlockHashes(SequenceId id, std::span<BlockHash> hashes) const {
+  const Result<const Sequence*> found = Get(id);
+  if (!found.ok()) return found.status();
+  const Sequence& sequence = **found;
+  const std::int64_t count = std::min(sequence.indexed, std::ssize(hashes));
+  const auto size = static_cast<std::size_t>(config_.block_size);
+  BlockHash hash = HashRoot(index_.OptionsOf(sequence.root), sequence.rope_choice);
+  for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
+    hash = HashBlock(hash, std::span(sequence.ids).subspan(i * size, size));
+    hashes[i] = hash;
+  }
+  return count;
 }
 
 }  // namespace lariat::blocks

@@ -45,6 +45,11 @@ class PrefixIndex {
   RootId AcquireRoot(const OpenOptions& options, std::uint32_t rope_choice);
   void AddRootReference(RootId root);
   void DropRoot(RootId root);
+  // What the root stands for; its strings live as long as the root.
+  OpenOptions OptionsOf(RootId id) const {
+    const RootKey& key = root(id).entry->first;
+    return {.salt = key.salt, .adapter = key.adapter, .extra_keys = key.extra_keys};
+  }
   // The root if there is one with cached blocks or open sequences; 0: none.
   RootId FindRoot(const OpenOptions& options, std::uint32_t rope_choice) const;
 

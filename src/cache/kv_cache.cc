@@ -239,6 +239,10 @@ Result<std::span<const std::int32_t>> KVCache::BlockTable(SequenceId sequence) c
   });
 }
 
+Result<std::int64_t> KVCache::BlockHashes(SequenceId sequence, std::span<BlockHash> hashes) const {
+  return Guarded([&] { return impl_->manager.BlockHashes(sequence, hashes); });
+}
+
 Status KVCache::Clear() {
   return Guarded([&]() -> Status {
     Status cleared = impl_->manager.Clear();
@@ -298,11 +302,21 @@ Status KVCache::SetQuota(std::string_view salt, std::int64_t max_idle_blocks) {
   });
 }
 
-Status KVCache::Release() { return Unsupported("Release is not built"); }
-Status KVCache::Reacquire() { return Unsupported("Reacquire is not built"); }
-Status KVCache::Fetch(SequenceId) { return Unsupported("Fetch: transfers are not built"); }
-Status KVCache::Suspend(SequenceId) { return Unsupported("Suspend: transfers are not built"); }
-Status KVCache::Resume(SequenceId) { return Unsupported("Resume: transfers are not built"); }
+Status KVCache::Release() {
+  return Guarded([] { return Unsupported("Release is not built"); });
+}
+Status KVCache::Reacquire() {
+  return Guarded([] { return Unsupported("Reacquire is not built"); });
+}
+Status KVCache::Fetch(SequenceId) {
+  return Guarded([] { return Unsupported("Fetch: transfers are not built"); });
+}
+Status KVCache::Suspend(SequenceId) {
+  return Guarded([] { return Unsupported("Suspend: transfers are not built"); });
+}
+Status KVCache::Resume(SequenceId) {
+  return Guarded([] { return Unsupported("Resume: transfers are not built"); });
+}
 
 // --- Steps ------------------------------------------------------------------------------------
 
@@ -319,25 +333,30 @@ Result<Step> KVCache::Plan(std::span<const StepItem> items, const StepShape& sha
 }
 
 Status KVCache::Prepare(Step& step, Stream stream) {
-  if (step.impl_ != impl_.get()) return InvalidArgument("step: not a step of this cache");
-  return Guarded([&] { return impl_->Prepare(step.id_, stream); });
+  return Guarded([&] {
+    return step.impl_ == impl_.get() ? impl_->Prepare(step.id_, stream) : NotOfThisCache();
+  });
 }
 
 Status KVCache::Append(const Step& step, int layer, const AppendInputs& inputs, Stream stream) {
-  if (step.impl_ != impl_.get()) return InvalidArgument("step: not a step of this cache");
-  return Guarded([&] { return impl_->Append(step.id_, layer, inputs, stream); });
+  return Guarded([&] {
+    return step.impl_ == impl_.get() ? impl_->Append(step.id_, layer, inputs, stream)
+                                     : NotOfThisCache();
+  });
 }
 
 Status KVCache::Commit(Step& step, std::span<const StepCommit> commits, Stream stream) {
-  if (step.impl_ != impl_.get()) return InvalidArgument("step: not a step of this cache");
-  Status committed = Guarded([&] { return impl_->Commit(step.id_, commits, stream); });
+  Status committed = Guarded([&] {
+    return step.impl_ == impl_.get() ? impl_->Commit(step.id_, commits, stream) : NotOfThisCache();
+  });
   if (committed.ok()) step.impl_ = nullptr;
   return committed;
 }
 
 Status KVCache::Discard(Step& step, Stream stream) {
-  if (step.impl_ != impl_.get()) return InvalidArgument("step: not a step of this cache");
-  Status discarded = Guarded([&] { return impl_->Discard(step.id_, stream); });
+  Status discarded = Guarded([&] {
+    return step.impl_ == impl_.get() ? impl_->Discard(step.id_, stream) : NotOfThisCache();
+  });
   if (discarded.ok()) step.impl_ = nullptr;
   return discarded;
 }
@@ -350,20 +369,19 @@ Result<PollReport> KVCache::Poll() {
 
 StepView KVCache::View() const { return impl_->arrays.view(); }
 
-Result<LayerView> KVCache::Layer(int layer) const {
-  if (Status s = impl_->CheckLayer(layer); !s.ok()) return s;
-  const LayerSpec& spec = impl_->resolved.layers[static_cast<std::size_t>(layer)];
-  const storage::LayerPlanes& planes =
-      impl_->storage.layout().layers()[static_cast<std::size_t>(layer)];
-  const auto element = static_cast<std::int64_t>(SizeOf(impl_->config.dtype));
-  std::byte* base = impl_->storage.base();
+Result<LayerView> KVCache::Impl::Layer(int layer) const {
+  if (Status s = CheckLayer(layer); !s.ok()) return s;
+  const LayerSpec& spec = resolved.layers[static_cast<std::size_t>(layer)];
+  const storage::LayerPlanes& planes = storage.layout().layers()[static_cast<std::size_t>(layer)];
+  const auto element = static_cast<std::int64_t>(SizeOf(config.dtype));
+  std::byte* base = storage.base();
   LayerView view;
-  view.dtype = impl_->config.dtype;
+  view.dtype = config.dtype;
   view.kv_heads = spec.kv_heads;
   view.k_dim = spec.k_dim;
   view.v_dim = spec.v_dim;
-  view.block_size = impl_->config.block_size;
-  view.num_blocks = impl_->resolved.num_blocks;
+  view.block_size = config.block_size;
+  view.num_blocks = resolved.num_blocks;
   view.k = base == nullptr ? nullptr : base + planes.k.offset;
   view.v = base == nullptr || planes.v.empty() ? nullptr : base + planes.v.offset;
   view.k_block_stride = planes.k.block_stride / element;
@@ -373,12 +391,16 @@ Result<LayerView> KVCache::Layer(int layer) const {
   view.k_head_stride = spec.k_dim;
   view.v_head_stride = spec.v_dim;
   if (spec.rope >= 0) {
-    const cache::RopeTable& table = impl_->ropes[static_cast<std::size_t>(spec.rope)];
+    const cache::RopeTable& table = ropes[static_cast<std::size_t>(spec.rope)];
     view.cos = static_cast<const float*>(table.cos.data());
     view.sin = static_cast<const float*>(table.sin.data());
-    view.num_positions = impl_->config.max_tokens_per_sequence;
+    view.num_positions = config.max_tokens_per_sequence;
   }
   return view;
+}
+
+Result<LayerView> KVCache::Layer(int layer) const {
+  return Guarded([&] { return impl_->Layer(layer); });
 }
 
 Status KVCache::ReadRows(SequenceId sequence, int layer, std::int64_t first, std::int64_t count,

@@ -26,6 +26,8 @@ struct StepRecord {
   bool event_pending = false;  // recorded, and not seen to have passed
 };
 
+inline Status NotOfThisCache() { return InvalidArgument("step: not a step of this cache"); }
+
 // Composes ids (blocks), bytes (storage) and the device; holds no policy of its own.
 // Files: kv_cache.cc (creation, forwarding), kv_cache_steps.cc (the life of a step),
 // kv_cache_mla.cc (calls of MLA).
@@ -63,6 +65,7 @@ struct KVCache::Impl {
   void Harvest(StepRecord& record);
   Status CheckStream(Stream stream) const;
   Status CheckLayer(int layer) const;
+  Result<LayerView> Layer(int layer) const;
   // Also that it is of this kind; else the answer says which calls it takes.
   Status CheckLayer(int layer, LayerKind kind) const;
   static Status CheckQuery(const void* q, int q_heads);

@@ -230,20 +230,26 @@ Status KVCache::Impl::Warmup(int layer, const MlaCompressInputs& inputs, Stream 
 
 Status KVCache::MlaAppend(const Step& step, int layer, const MlaAppendInputs& inputs,
                           Stream stream) {
-  if (step.impl_ != impl_.get()) return InvalidArgument("step: not a step of this cache");
-  return Guarded([&] { return impl_->MlaAppend(step.id_, layer, inputs, stream); });
+  return Guarded([&] {
+    return step.impl_ == impl_.get() ? impl_->MlaAppend(step.id_, layer, inputs, stream)
+                                     : NotOfThisCache();
+  });
 }
 
 Status KVCache::MlaExpand(const Step& step, int layer, const MlaExpandInputs& inputs,
                           Stream stream) {
-  if (step.impl_ != impl_.get()) return InvalidArgument("step: not a step of this cache");
-  return Guarded([&] { return impl_->MlaExpand(step.id_, layer, inputs, stream); });
+  return Guarded([&] {
+    return step.impl_ == impl_.get() ? impl_->MlaExpand(step.id_, layer, inputs, stream)
+                                     : NotOfThisCache();
+  });
 }
 
 Status KVCache::MlaCompress(const Step& step, int layer, const MlaCompressInputs& inputs,
                             Stream stream) {
-  if (step.impl_ != impl_.get()) return InvalidArgument("step: not a step of this cache");
-  return Guarded([&] { return impl_->MlaCompress(step.id_, layer, inputs, stream); });
+  return Guarded([&] {
+    return step.impl_ == impl_.get() ? impl_->MlaCompress(step.id_, layer, inputs, stream)
+                                     : NotOfThisCache();
+  });
 }
 
 Status KVCache::Warmup(int layer, const MlaAppendInputs& inputs, Stream stream) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <random>
 #include <set>
 #include <sstream>
@@ -60,8 +61,8 @@ class CachePair {
   Code Call(const std::string& what, const std::set<Code>& allowed, F call) {
     log_.push_back(what);
     if (log_.size() > 60) log_.pop_front();
-    const Status first = call(caches_[0], 0);
-    const Status second = call(caches_[1], 1);
+    const Status first = Attempt([&] { return call(caches_[0], 0); }, caches_[0]);
+    const Status second = Attempt([&] { return call(caches_[1], 1); }, caches_[1]);
     log_.back().append(" -> ").append(first.ToString());
     if (first.code() != second.code()) Fail(Text("the caches disagree: ", second.ToString()));
     if (allowed.count(first.code()) == 0) {
@@ -79,6 +80,18 @@ class CachePair {
     snapshot_ = now;
     return first.code();
   }
+
+  // Match of a prompt, which cannot fail.
+  void MatchBoth(std::span<const TokenId> prompt, PrefixMatch (&got)[2]) {
+    for (int i = 0; i < 2; ++i) got[i] = caches_[i].Match(prompt);
+    if (caches_[0].Snapshot() != snapshot_ || caches_[1].Snapshot() != snapshot_) {
+      Fail("Match of a prompt changed a cache");
+    }
+  }
+
+  // How a call is made, where not just so: may make it several times, until it does not fail.
+  using Attempts = std::function<Status(const std::function<Status()>& call, const KVCache& cache)>;
+  void SetAttempts(Attempts attempts) { attempts_ = std::move(attempts); }
 
   // After the model was told of the call.
   void CheckState() {
@@ -119,6 +132,9 @@ class CachePair {
     return *std::move(made);
   }
 
+  Status Attempt(const std::function<Status()>& call, const KVCache& cache) const {
+    return attempts_ ? attempts_(call, cache) : call();
+  }
   void Same(const char* field, SequenceId id, std::int64_t got, std::int64_t want) {
     if (got != want) {
       Fail(Text(field, " of ", Name(id), " is ", got, ", should be ", want));
@@ -129,6 +145,7 @@ class CachePair {
   KVCache caches_[2];
   std::vector<StepPair> live_;  // prepared, not ended; in plan order
   StepPair plan_;
+  Attempts attempts_;
   std::string snapshot_;
   std::deque<std::string> log_;
 };

@@ -216,10 +216,7 @@ void RandomCalls::Match() {
   if (code == Code::kOk) check();
   if (sequence.options != reference::OptionsKey({})) return;
   const std::string before = pair_.snapshot();
-  pair_.Call("Match of a prompt", {Code::kOk}, [&](KVCache& cache, int which) {
-    got[which] = cache.Match(sequence.prompt);
-    return Status::Ok();
-  });
+  pair_.MatchBoth(sequence.prompt, got);
   check();
   if (pair_.snapshot() != before) pair_.Fail("Match changed the cache");
   pair_.CheckState();

@@ -19,6 +19,8 @@ struct Setting {
   std::int64_t blocks = 8;
   int steps_in_flight = 1;
   Reuse reuse = Reuse::kBlock;
+  int sequences = 10;                    // open at once
+  std::int64_t blocks_of_sequence = 10;  // the most
   EvictionPolicy eviction = EvictionPolicy::kLru;
 };
 
@@ -29,7 +31,7 @@ class RandomCalls {
   RandomCalls(const Setting& setting, unsigned seed)
       : random_(seed),
         block_(setting.block_size),
-        limit_(std::max<std::int64_t>(12, setting.block_size * 10)),
+        limit_(LimitOf(setting)),
         pair_(MakeConfig(setting), MakeModel(setting)) {}
 
   // Makes one call. Ends all with an empty cache: see Drain.
@@ -54,10 +56,15 @@ class RandomCalls {
     return Rest();
   }
 
+  void SetAttempts(CachePair::Attempts attempts) { pair_.SetAttempts(std::move(attempts)); }
+
   // Ends every step and sequence; all blocks are free or idle then.
   void Drain();
 
  private:
+  static std::int64_t LimitOf(const Setting& setting) {
+    return std::max<std::int64_t>(12, setting.block_size * setting.blocks_of_sequence);
+  }
   static CacheConfig MakeConfig(const Setting& setting) {
     CacheConfig config;
     config.layers = {{.kv_heads = 1, .k_dim = 2, .v_dim = 2}};
@@ -68,8 +75,8 @@ class RandomCalls {
     config.eviction = setting.eviction;
     config.max_pinned_blocks = setting.blocks / 4;
     config.max_steps_in_flight = setting.steps_in_flight;
-    config.max_sequences = 10;
-    config.max_tokens_per_sequence = std::max<std::int64_t>(12, setting.block_size * 10);
+    config.max_sequences = setting.sequences;
+    config.max_tokens_per_sequence = LimitOf(setting);
     config.max_tokens_per_step = 8 * setting.block_size + 24;
     return config;
   }

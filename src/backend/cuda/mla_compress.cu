@@ -31,10 +31,16 @@ namespace {
 
 constexpr std::int64_t kMostWeightBytes = std::int64_t{1} << 20;  // of all three matrices
 constexpr std::int64_t kMostSharedBytes = 48 * 1024;  // what a launch gets without asking for more
-// Estimated to be faster than two or three GEMMs up to so many weights, which every block reads,
-// and so many multiply-adds. Fewer tokens never make it the slower one.
-constexpr std::int64_t kFasterWeights = 48 * 1024;
-constexpr std::int64_t kFasterMultiplyAdds = 40'000'000;
+// Faster than two or three GEMMs up to so many weights, which every block reads, and so many
+// multiply-adds. Measured on an H200 (docs/benchmarks.md); GEMMs in true fp32 cannot use the
+// tensor cores and are far slower than those of 16 bits.
+struct FasterUpTo {
+  std::int64_t weights, multiply_adds;
+};
+constexpr FasterUpTo kFasterFp32 = {96 * 1024, 50'000'000};
+constexpr FasterUpTo kFaster16Bits = {64 * 1024, 20'000'000};
+// The 16-bit path's weights are so few in some shapes that the tokens count instead.
+constexpr std::int64_t kFasterTokens = 1024;
 
 // --- The shape of a launch ---
 
@@ -222,7 +228,10 @@ bool FusedFits(const MlaCompressParams& p) {
 
 bool FusedIsFaster(const MlaCompressParams& p) {
   const std::int64_t weights = p.rank * (p.model_dim + std::int64_t{p.heads} * (p.k_dim + p.v_dim));
-  return weights <= kFasterWeights && p.num_tokens * weights <= kFasterMultiplyAdds;
+  const bool wide = p.dtype == DType::kFP32;
+  const FasterUpTo& most = wide ? kFasterFp32 : kFaster16Bits;
+  return weights <= most.weights && p.num_tokens * weights <= most.multiply_adds &&
+         (wide || p.num_tokens <= kFasterTokens);
 }
 
 cudaError_t MlaCompressFused(const MlaCompressParams& p, cudaStream_t stream) {
