@@ -56,7 +56,9 @@ TEST_CASE("Random calls that run out of memory at each place change nothing", "[
             host.clean_blocks = 9;
           }
           host.write = static_cast<WritePolicy>(run / 2 % 3);
-          testing::RandomCalls calls({block_size, 100, steps, reuse, host, 2, 40}, seed);
+          const EvictionPolicy eviction =
+              run % 3 != 0 ? EvictionPolicy::kLru : EvictionPolicy::kPriority;
+          testing::RandomCalls calls({block_size, 100, steps, reuse, host, 2, 40, eviction}, seed);
           calls.SetAttempts([&](const std::function<Status()>& call, const KVCache& cache) {
             return Insist(call, cache, sums);
           });

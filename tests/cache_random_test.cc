@@ -34,8 +34,12 @@ TEST_CASE("Random calls answer as the model does", "[cache]") {
   for (const std::int64_t block_size : {1, 4, 16, 64}) {
     for (const int steps : {1, 2, 3}) {
       for (const std::int64_t blocks : {5, 17, 64}) {
-        settings.push_back({block_size, blocks, steps, Reuse::kBlock});
-        settings.push_back({block_size, blocks, steps, Reuse::kToken});
+        for (const Reuse reuse : {Reuse::kBlock, Reuse::kToken}) {
+          Setting setting{block_size, blocks, steps, reuse};
+          settings.push_back(setting);
+          setting.eviction = EvictionPolicy::kPriority;
+          settings.push_back(setting);
+        }
       }
     }
     settings.push_back({block_size, 20, 2, Reuse::kNone});
@@ -55,7 +59,10 @@ TEST_CASE("Random calls answer as the model does with a host tier", "[cache]") {
           host.clean_blocks = std::min(places, blocks / 3 + 1);
           const int steps = 1 + static_cast<int>(settings.size() % 3);
           const Reuse reuse = settings.size() % 2 == 0 ? Reuse::kBlock : Reuse::kToken;
-          settings.push_back({block_size, blocks, steps, reuse, host});
+          Setting setting{block_size, blocks, steps, reuse, host};
+          settings.push_back(setting);
+          setting.eviction = EvictionPolicy::kPriority;
+          settings.push_back(setting);
         }
       }
     }

@@ -63,6 +63,15 @@ TEST_CASE("More accepted drafts than there were end the session", "[session]") {
   CHECK_FALSE(world.session->RunStep().ok());
 }
 
+TEST_CASE("A priority is refused where the cache has none", "[session]") {
+  World world(100);
+  Request request = MakeRequest(0, 5, 8, 100);
+  request.priority = 36;
+  CHECK(world.session->Add(request).status().message().find("priority = 36") == 0);
+  request.priority = -1;
+  CHECK(world.session->Add(request).status().code() == Code::kInvalidArgument);
+}
+
 TEST_CASE("Seconds that are no time end the session", "[session]") {
   for (const double seconds :
        {-1.0, std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <numeric>
 #include <random>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,7 @@ using test::CheckEquation;
 using test::MakeConfig;
 using test::Run;
 using test::SmallTrace;
+using test::Tokens;
 using test::Workload;
 
 // A few roundings of double apart: sums of a handful of terms in another order.
@@ -277,6 +279,34 @@ TEST_CASE("Rows are counted once, whatever is preempted: random traces", "[simul
   CHECK(preemptions > 100);
   CHECK(hits > 1000);
   CHECK(recomputed > 100);
+}
+
+TEST_CASE("With priorities the trace says whose blocks stay", "[simulate]") {
+  // Blocks of 16, a pool of 4. The first request's two full blocks are asked for again at the end;
+  // what comes between pushes two out: the oldest, or the ones worth least.
+  const auto line = [](int ms, int first, int prompt, const std::string& more) {
+    std::ostringstream text;
+    text << R"({"arrival_ms": )" << ms << R"(, "prompt": [)" << first;
+    for (int t = 1; t < prompt; ++t) text << ", " << first + t;
+    text << R"(], "output_length": 1)" << more << "}\n";
+    return text.str();
+  };
+  const auto hits = [&](EvictionPolicy policy, const std::string& priority) {
+    const Trace trace = Tokens(line(0, 0, 32, priority) + line(1, 1000, 32, "") +
+                               line(2, 2000, 32, "") + line(3, 0, 33, ""));
+    SimulatorConfig config = MakeConfig(BackendKind::kNull, 4);
+    config.concurrency = 1;
+    config.eviction = policy;
+    const SimulationResult result = Run(trace, config);
+    CheckEquation(trace, result);
+    return result.session.hit_tokens;
+  };
+  const std::string high = R"(, "priority": 1)", low = R"(, "priority": -40)";
+  CHECK(hits(EvictionPolicy::kLru, high) == 0);
+  CHECK(hits(EvictionPolicy::kPriority, "") == 0);
+  CHECK(hits(EvictionPolicy::kPriority, high) == 32);
+  CHECK(hits(EvictionPolicy::kPriority, low) == 0);
+  CHECK(hits(EvictionPolicy::kPriority, R"(, "priority": 2000000000)") == 32);
 }
 
 TEST_CASE("What Simulate refuses", "[simulate]") {

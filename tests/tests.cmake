@@ -15,6 +15,7 @@ lariat_test(cache_random_alloc_test SOURCES cache_random_alloc_test.cc support/c
 lariat_test(cache_steps_test SOURCES cache_steps_test.cc cache_steps_random_test.cc)
 lariat_test(cache_cases_test SOURCES cache_cases_test.cc cache_cases_alloc_test.cc)
 lariat_test(cache_token_reuse_test SOURCES cache_token_reuse_test.cc cache_keep_test.cc)
+lariat_test(cache_evict_test SOURCES cache_evict_test.cc evictor_test.cc)
 lariat_test(cost_model_test SOURCES cost_model_test.cc SESSION)
 lariat_test(synthetic_kv_test SOURCES synthetic_kv_test.cc synthetic_latents_test.cc SESSION)
 lariat_test(float16_test SOURCES float16_test.cc)

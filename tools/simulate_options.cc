@@ -147,7 +147,7 @@ void DefineCache(CLI::App& command, SimulateOptions& o) {
       ->group(group)
       ->needs(host);
   command.add_option("--policy", o.policy, "Which cached block goes first")
-      ->check(Choice({"lru"}))
+      ->check(Choice({"lru", "priority"}))
       ->group(group)
       ->capture_default_str();
 }
@@ -293,6 +293,7 @@ Result<SimulateInputs> LoadSimulateInputs(const SimulateOptions& options) {
   config.host = *host;
   config.late_copies = options.late_copies;
   config.preempt = ParsePreempt(options.preempt);
+  config.eviction = options.policy == "priority" ? EvictionPolicy::kPriority : EvictionPolicy::kLru;
   config.max_batch = options.max_batch;
   config.prefill_chunk = options.prefill_chunk;
   config.max_length = *max_length;

@@ -80,6 +80,12 @@ struct HostTier {
   std::int64_t clean_blocks = 0;
 };
 
+// Which idle block (cached, held by nobody) makes room for others. A block is never evicted before
+// the cached blocks below it, so it stays for as long as they do.
+// kLru: the least recently used one. kPriority: the one of the lowest priority (see Retention), the
+// least recently used one among equals.
+enum class EvictionPolicy : std::uint8_t { kLru, kPriority };
+
 struct CacheConfig {
   // --- what is stored ---
   std::vector<LayerSpec> layers;
@@ -100,6 +106,7 @@ struct CacheConfig {
 
   // --- how it is used ---
   Reuse reuse = Reuse::kBlock;
+  EvictionPolicy eviction = EvictionPolicy::kLru;
   std::int64_t max_pinned_blocks = 0;        // that Pin may hold at once, >= 0
   int max_steps_in_flight = 2;               // 1..16
   int max_sequences = 256;                   // open at once, >= 1

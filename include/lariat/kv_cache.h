@@ -19,7 +19,25 @@ namespace lariat {
 
 // --- Sequences ------------------------------------------------------------------------------
 
-// What must agree, besides the tokens, before one sequence may use another's blocks.
+// What blocks are worth that nobody asked anything for.
+inline constexpr int kDefaultPriority = 35;
+inline constexpr int kMaxPriority = 100;
+
+// How long cached blocks are to be kept, for tokens [first_token, last_token) of a sequence. A
+// block takes the greatest priority of the ranges that hold one of its tokens (of equal ones, the
+// longest ttl_ms), when it enters the index, or at the first Commit of a sequence that found it
+// there. What is given last counts; who gives nothing changes nothing.
+struct Retention {
+  std::int64_t first_token = 0;
+  std::int64_t last_token = -1;     // exclusive; -1: to the end
+  int priority = kDefaultPriority;  // 0..kMaxPriority: what is lowest is evicted first
+  // How long after the block was let go of it falls to kDefaultPriority, by KVCache::Expire's
+  // clock; 0: never.
+  std::int64_t ttl_ms = 0;
+};
+
+// What must agree, besides the tokens, before one sequence may use another's blocks; and, read by
+// Open alone, what the sequence is given.
 struct OpenOptions {
   std::string_view salt = {};                      // tenant isolation
   std::string_view adapter = {};                   // LoRA or similar
@@ -28,6 +46,7 @@ struct OpenOptions {
   // (longrope, dynamic): those for lengths up to the original one, or else those for the cache's
   // max_tokens_per_sequence. Sequences that turn by other tables share nothing.
   std::int64_t max_length = 0;
+  std::span<const Retention> retention = {};  // copied; EvictionPolicy::kPriority only
 };
 
 struct PrefixMatch {
@@ -192,15 +211,17 @@ struct Stats {
   std::int64_t free_blocks = 0;
   std::int64_t idle_blocks = 0;  // cached, held by nobody
   std::int64_t held_blocks = 0;
-  std::int64_t reserved_blocks = 0;    // taken by live steps, not committed yet
-  std::int64_t in_transit_blocks = 0;  // taken by a Fetch or Resume that is not accepted yet
-  std::int64_t peak_used_blocks = 0;   // most held + reserved + in transit at once
-  std::int64_t indexed_blocks = 0;     // cached on the device
-  std::int64_t pinned_blocks = 0;      // held by Pin, by others too or not
-  std::int64_t evicted_blocks = 0;     // indexed blocks that left the device to make room
-  std::int64_t merged_blocks = 0;      // full blocks found equal to an indexed one at Commit
-  std::int64_t copied_blocks = 0;      // copy-on-write
-  std::int64_t hit_tokens = 0;         // claimed by first Plans that were prepared
+  std::int64_t reserved_blocks = 0;       // taken by live steps, not committed yet
+  std::int64_t in_transit_blocks = 0;     // taken by a Fetch or Resume that is not accepted yet
+  std::int64_t peak_used_blocks = 0;      // most held + reserved + in transit at once
+  std::int64_t indexed_blocks = 0;        // cached on the device
+  std::int64_t pinned_blocks = 0;         // held by Pin, by others too or not
+  std::int64_t evicted_blocks = 0;        // indexed blocks that left the device to make room
+  std::int64_t quota_evicted_blocks = 0;  // idle ones freed because of SetQuota
+  std::int64_t expired_blocks = 0;        // idle ones whose retention ended
+  std::int64_t merged_blocks = 0;         // full blocks found equal to an indexed one at Commit
+  std::int64_t copied_blocks = 0;         // copy-on-write
+  std::int64_t hit_tokens = 0;            // claimed by first Plans that were prepared
   std::int64_t tokens_committed = 0;
   std::int64_t sequences = 0;  // open
   std::int64_t live_steps = 0;
@@ -255,7 +276,8 @@ class KVCache {
   Result<PrefixMatch> Match(SequenceId sequence);
 
   // Opens a sequence and copies its prompt (may be empty: then the first rows are past the prompt).
-  // Errors: kInvalidArgument (prompt longer than max_length, max_length out of range),
+  // Errors: kInvalidArgument (prompt longer than max_length, max_length or a field of retention out
+  //   of range, retention with EvictionPolicy::kLru),
   //   kResourceExhausted (max_sequences are open), kNotReady (a plan is not prepared yet).
   Result<SequenceId> Open(std::span<const TokenId> prompt, const OpenOptions& options = {});
 
@@ -360,6 +382,18 @@ class KVCache {
   Result<std::int64_t> Remove(std::span<const TokenId> prompt, const OpenOptions& options = {});
   // The same for all texts of a salt, whatever their other keys are.
   Result<std::int64_t> RemoveSalt(std::string_view salt);
+
+  // Moves the clock that Retention::ttl_ms is counted by; what is idle for longer than it asked
+  // falls to kDefaultPriority. The clock begins at 0 and is never read from the machine: ranks give
+  // equal times. O(log blocks) per block that falls.
+  // Errors: kInvalidArgument (before the last now_ms), kNotReady (a plan is not prepared yet).
+  Status Expire(std::int64_t now_ms);
+  // Lets the sequences of a salt, whatever their other keys are, leave at most so many idle blocks
+  // in the cache; -1: no limit. What is more at the end of a call is freed, the salt's own next
+  // victims first. Blocks that are held or pinned do not count. O(log blocks) per block that is
+  // freed; where the salt has no quota yet, or loses it, O(blocks) once.
+  // Errors: kInvalidArgument (below -1), kNotReady (a plan is not prepared yet).
+  Status SetQuota(std::string_view salt, std::int64_t max_idle_blocks);
 
   // Gives the pools back to the device and takes them again. kUnsupported for now.
   Status Release();

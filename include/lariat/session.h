@@ -110,6 +110,9 @@ struct Request {
   // Sequences that go on from the prompt, as of a beam search or of several samples, each with
   // max_new_tokens of its own. 1..min(max_batch, max_step_tokens).
   int beams = 1;
+  // Of its cached blocks, 0..kMaxPriority (see Retention). The default asks for nothing, and is all
+  // that a cache with EvictionPolicy::kLru takes.
+  int priority = kDefaultPriority;
   // See OpenOptions.
   std::string salt = {};
   std::string adapter = {};

@@ -42,6 +42,9 @@ struct SimulatorConfig {
   // On cpu and null: copies between the tiers complete only when somebody waits for them, in an
   // order drawn by the seed, and what they write is poisoned till then.
   bool late_copies = false;
+  // kPriority: a request's blocks are worth kDefaultPriority + TraceRequest::priority, at least 0
+  // and at most kMaxPriority.
+  EvictionPolicy eviction = EvictionPolicy::kLru;
 
   // --- the session ---
   int max_batch = 256;

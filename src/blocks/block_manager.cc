@@ -10,6 +10,7 @@ namespace lariat::blocks {
 BlockManager::BlockManager(const ManagerConfig& config)
     : config_(config),
       pool_(config.num_blocks, config.unlimited),
+      idle_(config.eviction),
       index_(config.block_size),
       sequences_(config.max_sequences, config.max_tokens_per_sequence,
                  (config.max_tokens_per_sequence + config.block_size - 1) / config.block_size),
@@ -184,6 +185,8 @@ Result<SequenceId> BlockManager::Open(std::span<const TokenId> prompt, const Ope
     return ResourceExhausted("max_sequences " + std::to_string(sequences_.max_open()) +
                              " are open: close one first");
   }
+  if (Status retention = CheckRetention(options.retention); !retention.ok()) return retention;
+  std::vector<Retention> retention(options.retention.begin(), options.retention.end());
   const RootId root = index_.AcquireRoot(options, rope_choice);
   Sequence* opened = nullptr;
   try {
@@ -194,6 +197,8 @@ Result<SequenceId> BlockManager::Open(std::span<const TokenId> prompt, const Ope
   }
   // Reserved when the entry was made: nothing below allocates.
   opened->root = root;
+  opened->retains = !retention.empty();
+  opened->retention = std::move(retention);
   opened->rope_choice = rope_choice;
   opened->keyed = !options.salt.empty() || !options.extra_keys.empty();
   opened->max_length = max_length;
@@ -213,6 +218,7 @@ Status BlockManager::Close(SequenceId id) {
     sequence->pinned = true;
     for (const BlockId block : sequence->table) pool_.Pin(block);
   }
+  EnforceQuotas();
   KeepClean();
   return {};
 }
@@ -233,6 +239,7 @@ Status BlockManager::Truncate(SequenceId id, std::int64_t length) {
   sequence.prompt_length = std::min(sequence.prompt_length, length);
   if (sequence.known() > length) sequence.ids.resize(static_cast<std::size_t>(length));
   sequence.indexed = std::min(sequence.indexed, length / config_.block_size);
+  sequence.retained = std::min(sequence.retained, length / config_.block_size);
   if (length == 0) sequence.indexable = true;  // nothing of what kept it out is left
   for (PlannedStep* step : live_) {
     for (std::size_t i = 0; i < step->rows.size(); ++i) {
@@ -242,6 +249,7 @@ Status BlockManager::Truncate(SequenceId id, std::int64_t length) {
     }
   }
   ShrinkTable(sequence, BlocksFor(length));
+  EnforceQuotas();
   KeepClean();
   return {};
 }
@@ -262,9 +270,13 @@ Result<SequenceId> BlockManager::Fork(SequenceId id, std::int64_t length) {
                              " are open: close one first");
   }
   if (length == -1) length = parent.settled;
+  std::vector<Retention> retention = parent.retention;
   Sequence& child = sequences_.Open();  // the last thing that can fail
   index_.AddRootReference(parent.root);
   child.root = parent.root;
+  child.retains = parent.retains;
+  child.retention = std::move(retention);
+  child.retained = std::min(parent.retained, length / config_.block_size);
   child.rope_choice = parent.rope_choice;
   child.keyed = parent.keyed;
   child.max_length = parent.max_length;
@@ -295,6 +307,7 @@ Status BlockManager::SetTokens(SequenceId id, std::span<const TokenId> tokens) {
   }
   sequence.ids.insert(sequence.ids.end(), tokens.begin(), tokens.end());
   IndexFullBlocks(sequence);
+  EnforceQuotas();
   KeepClean();
   return {};
 }
@@ -309,7 +322,10 @@ Status BlockManager::Clear() {
     idle_.Remove(idle);
     pool_.FreeIdle(idle);
   }
-  for (BlockId b = 0; b < static_cast<BlockId>(pins_.size()); ++b) DropPins(b);
+  for (BlockId b = 0; b < static_cast<BlockId>(pins_.size()); ++b) {
+    idle_.Leave(b);
+    DropPins(b);
+  }
   // What sequences hold was computed with the old weights.
   KeepOut([](const Sequence&) { return true; });
   return {};
@@ -325,6 +341,8 @@ void BlockManager::FillStats(Stats& stats) const {
   stats.indexed_blocks = index_.size();
   stats.pinned_blocks = pinned_;
   stats.evicted_blocks = evicted_;
+  stats.quota_evicted_blocks = quota_evicted_;
+  stats.expired_blocks = expired_;
   stats.merged_blocks = merged_;
   stats.copied_blocks = copied_;
   stats.hit_tokens = hit_tokens_;

@@ -43,6 +43,7 @@ struct ManagerConfig {
   int block_size = 16;
   bool reuse = true;
   bool token_reuse = false;  // hits may end inside a block; with `reuse`
+  EvictionPolicy eviction = EvictionPolicy::kLru;
   std::int64_t max_pinned_blocks = 0;
   int max_steps_in_flight = 2;
   int max_sequences = 256;
@@ -61,8 +62,8 @@ struct ManagerConfig {
 // The rules are those of lariat/kv_cache.h, whose comments are not repeated here.
 //
 // Files: block_manager.cc (sequences), plan.cc (Plan, Undo, Prepare), settle.cc (Commit, Discard,
-// the index), keep.cc (pins, removal), tier.cc, tier_suspend.cc, tier_transfer.cc (the host tier),
-// quarantine.cc, inspect.cc (Snapshot).
+// the index), keep.cc (pins, removal), retain.cc (retention, quotas), tier.cc, tier_suspend.cc,
+// tier_transfer.cc (the host tier), quarantine.cc, inspect.cc (Snapshot).
 // Cost: O(1) per running sequence and step; O(blocks) where a sequence starts, forks or ends.
 // Threads: externally synchronised. Time, addresses and device events are never consulted.
 class BlockManager {
@@ -89,6 +90,8 @@ class BlockManager {
   Result<std::int64_t> Remove(std::span<const TokenId> prompt, const OpenOptions& options,
                               std::uint32_t rope_choice);
   Result<std::int64_t> RemoveSalt(std::string_view salt);
+  Status Expire(std::int64_t now_ms);
+  Status SetQuota(std::string_view salt, std::int64_t max_idle_blocks);
 
   // Whether a Plan may be made now: kNotReady with an unprepared one, or all steps in flight.
   Status CheckReady() const;
@@ -207,6 +210,21 @@ class BlockManager {
     }
   }
 
+  // retain.cc
+  Status CheckRetention(std::span<const Retention> retention) const;
+  void RetainNewBlocks(Sequence& sequence);
+  void RetainBlock(const Sequence& sequence, BlockId block, std::int64_t first, std::int64_t last);
+  std::vector<BlockId> BlocksOf(std::string_view salt) const;
+  void MoveBlocks(std::span<const BlockId> blocks, std::int32_t lane);
+  // Frees what salts have beyond their quotas: at the end of each call that lets go of blocks.
+  void EnforceQuotas();
+  // The node has got a block: that counts for the quota that the one above it counts for.
+  void NoteCached(NodeId node) {
+    const std::int32_t parent = index_.parent(node);
+    idle_.Enter(index_.block(node),
+                parent < 0 ? idle_.LaneOf(index_.salt(parent)) : idle_.lane(index_.block(parent)));
+  }
+
   // plan.cc
   Status CheckItems(std::span<const StepItem> items);
   Status Fill(std::span<const StepItem> items, const StepShape& shape, PlannedStep& step,
@@ -236,6 +254,7 @@ class BlockManager {
   void DiscardItem(PlannedStep& step, std::size_t index);
   void EndStep(PlannedStep& step, bool discarded);
   void IndexFullBlocks(Sequence& sequence);
+  void IndexNewBlocks(Sequence& sequence);
   void IndexTail(const Sequence& sequence);
   NodeId Index(std::int32_t parent, std::span<const TokenId> tokens, BlockId block);
   void ShrinkTable(Sequence& sequence, std::int64_t blocks, PlannedStep* only = nullptr);
@@ -322,13 +341,15 @@ class BlockManager {
   std::uint64_t next_transfer_ = 1;
   Suspending suspending_;
   std::int64_t clean_ = 0;             // so many next victims had copies when it was looked last
-  std::int64_t looked_at_ = 0;         // idle_.removed() then
+  std::int64_t looked_at_ = 0;         // idle_.changes() then
   std::vector<BlockId> next_victims_;  // scratch
   std::int64_t offloaded_ = 0;
   std::int64_t onboarded_ = 0;
   std::int64_t host_evicted_ = 0;
 
   std::int64_t evicted_ = 0;
+  std::int64_t quota_evicted_ = 0;
+  std::int64_t expired_ = 0;
   std::int64_t merged_ = 0;
   std::int64_t copied_ = 0;
   std::int64_t hit_tokens_ = 0;

@@ -2,10 +2,10 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "blocks/block_pool.h"
+#include "lariat/kv_cache.h"
 
 namespace lariat::blocks {
 
@@ -32,13 +32,18 @@ class Evictor {
   virtual void Remove(BlockId block, std::size_t lane) = 0;
   // The exact inverse of a Remove. REQUIRES: everything since that Remove was undone before.
   virtual void Restore(BlockId block, std::size_t lane) = 0;
+  // What its user wants it kept for, 0 to 100; kDefaultPriority until told. A policy may not care.
+  // REQUIRES: the block is not here: held, free, or removed and about to be restored.
+  virtual void SetPriority(BlockId block, int priority) = 0;
 
   // The one to evict next; kNoBlock: the lane is empty.
   virtual BlockId Victim(std::size_t lane) const = 0;
   // Appends the next `count` victims, in order, to `out`: what Victim would tell if each were
-  // removed in its turn and nothing else happened. O(count), or O(count log blocks); allocates.
-  virtual void NextVictims(std::size_t lane, std::size_t count,
-                           std::vector<BlockId>& out) const = 0;
+  // removed in its turn and nothing else happened. O(count), or O(count log blocks). Changes
+  // nothing; allocates only where `out` lacks the room.
+  virtual void NextVictims(std::size_t lane, std::size_t count, std::vector<BlockId>& out) = 0;
+  // Appends all blocks of the lane, the least recently used one first. Allocates.
+  virtual void ByAge(std::size_t lane, std::vector<BlockId>& out) const = 0;
 };
 
 }  // namespace lariat::blocks

@@ -24,7 +24,7 @@ void BlockManager::PrintTier(std::ostream& out) const {
   for (HostId h = host_.oldest(HostPool::kOnDevice); h != kNoHost; h = host_.next(h)) {
     out << ' ' << h;
   }
-  out << "\nknown to be clean " << clean_ - (idle_.removed() - looked_at_) << '\n';
+  out << "\nknown to be clean " << clean_ - (idle_.changes() - looked_at_) << '\n';
   for (HostId h = 0; h < static_cast<HostId>(host_.total()); ++h) {
     if (!host_.used(h)) continue;
     const NodeId node = host_.node(h);
@@ -48,15 +48,21 @@ std::string BlockManager::Snapshot() const {
   out << "free";
   for (const BlockId b : pool_.FreeList()) out << ' ' << b;
   out << "\nfresh " << pool_.next_fresh() << " of " << pool_.total() << "\nidle";
-  std::vector<BlockId> victims;
-  idle_.NextVictims(static_cast<std::size_t>(pool_.count(BlockState::kIdle)), victims);
-  for (const BlockId b : victims) out << ' ' << b;
-  out << '\n';
+  std::vector<BlockId> idle;
+  idle_.ByAge(idle);
+  for (const BlockId b : idle) out << ' ' << b;
+  out << "\nclock " << idle_.now() << '\n';
+  for (const auto& [salt, lane] : idle_.quotas()) {
+    const IdleBlocks::Quota& quota = idle_.quota(lane);
+    out << "quota " << salt << " lane " << lane << " limit " << quota.limit << " idle "
+        << quota.idle << '\n';
+  }
   for (BlockId b = 0; b < static_cast<BlockId>(pool_.next_fresh()); ++b) {
     out << "block " << b << " state " << static_cast<int>(pool_.state(b)) << " references "
         << pool_.references(b) << " generation " << pool_.generation(b);
     if (pins_[b].through > 0) out << " pins " << pins_[b].through << " ends " << pins_[b].ends;
     if (index_.contains(b)) PrintNode(index_.node(b), out);
+    out << idle_.Describe(b);
     out << '\n';
   }
   if (has_tier()) PrintTier(out);
@@ -77,6 +83,11 @@ std::string BlockManager::Snapshot() const {
     }
     out << " ids";
     for (const TokenId token : s.ids) out << ' ' << token;
+    for (const Retention& range : s.retention) {
+      out << " retains " << range.first_token << ".." << range.last_token << ':' << range.priority
+          << '/' << range.ttl_ms;
+    }
+    if (!s.retention.empty()) out << " given " << s.retained;
     out << '\n';
   }
   for (const PlannedStep* step : live_) {

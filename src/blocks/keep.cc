@@ -65,6 +65,7 @@ Status BlockManager::Unpin(std::span<const TokenId> prompt, const OpenOptions& o
   }
   if (last >= 0) --pins_[index_.block(last)].ends;
   DropPinsThrough(last, 1);
+  EnforceQuotas();
   KeepClean();
   return {};
 }
@@ -105,9 +106,10 @@ std::int64_t BlockManager::Forget(NodeId top) {
 
 // A block that is not cached any more.
 void BlockManager::DropCached(BlockId block) {
-  if (pool_.state(block) != BlockState::kIdle) return DropPins(block);
-  idle_.Remove(block);
-  pool_.FreeIdle(block);
+  const bool idle = pool_.state(block) == BlockState::kIdle;
+  if (idle) idle_.Remove(block);
+  idle_.Leave(block);
+  idle ? pool_.FreeIdle(block) : DropPins(block);
 }
 
 // The pins of a block that is not cached any more.
@@ -141,6 +143,7 @@ Result<std::int64_t> BlockManager::Remove(std::span<const TokenId> prompt,
     count += Forget(child.node);
   }
   index_.DropRoot(root);
+  EnforceQuotas();  // blocks above may have lost their pins
   KeepClean();
   return count;
 }

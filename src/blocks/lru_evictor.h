@@ -34,13 +34,15 @@ class LruEvictor final : public Evictor {
 
   void Restore(BlockId block, std::size_t lane) override { Link(block, lane); }
 
+  void SetPriority(BlockId /*block*/, int /*priority*/) override {}
+
   BlockId Victim(std::size_t lane) const override { return lanes_[lane].oldest; }
 
-  void NextVictims(std::size_t lane, std::size_t count, std::vector<BlockId>& out) const override {
-    for (BlockId b = lanes_[lane].oldest; b != kNoBlock && count > 0;
-         b = links_[b].newer, --count) {
-      out.push_back(b);
-    }
+  void NextVictims(std::size_t lane, std::size_t count, std::vector<BlockId>& out) override {
+    List(lane, count, out);
+  }
+  void ByAge(std::size_t lane, std::vector<BlockId>& out) const override {
+    List(lane, links_.size(), out);
   }
 
  private:
@@ -52,6 +54,13 @@ class LruEvictor final : public Evictor {
     BlockId oldest = kNoBlock;
     BlockId newest = kNoBlock;
   };
+
+  void List(std::size_t lane, std::size_t count, std::vector<BlockId>& out) const {
+    for (BlockId b = lanes_[lane].oldest; b != kNoBlock && count > 0;
+         b = links_[b].newer, --count) {
+      out.push_back(b);
+    }
+  }
 
   void Link(BlockId block, std::size_t lane) {
     const Neighbours at = links_[block];

@@ -77,6 +77,7 @@ void BlockManager::Quarantine(const PlannedStep& step, std::span<const PlannedSt
   for (NodeId n = 0; n < index_.end(); ++n) {
     if (nodes[n] == Mark::kDirty && index_.used(n)) Forget(n);
   }
+  EnforceQuotas();  // blocks above may have lost their pins
   SpoilHolders(blocks, places);
 }
 

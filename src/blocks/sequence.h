@@ -28,6 +28,7 @@ struct alignas(64) Sequence {
   bool keyed = false;                 // has a salt or extra keys
   bool indexable = true;              // false: its blocks must not enter the index any more
   bool corrupt = false;               // holds a block with a device fault
+  bool retains = false;               // has retention to give
   bool pinned = false;                // closed: the table's references wait for a step's end
   bool suspended = false;             // `places` has its tokens; no table
   bool in_transit = false;            // waits for a transfer to be accepted
@@ -53,6 +54,9 @@ struct alignas(64) Sequence {
   std::int32_t stamp_item = -1;
   std::int32_t stamp_commit = -1;
 
+  std::vector<Retention> retention;
+  std::int64_t retained = 0;  // leading blocks that were given it
+
   // Scratch of Match before the first plan: the path found so far, with the blocks' generations.
   std::vector<BlockId> match_path;
   std::vector<std::uint32_t> match_generations;
@@ -63,7 +67,7 @@ struct alignas(64) Sequence {
 
   std::int64_t known() const { return static_cast<std::int64_t>(ids.size()); }
 };
-static_assert(sizeof(Sequence) <= 256);
+static_assert(sizeof(Sequence) <= 320);  // what steps touch comes first
 
 // Hands out sequence entries and the rows of the resident block tables, lowest first when new and
 // last in first out when returned. Entries do not move.

@@ -245,12 +245,18 @@ void BlockManager::EndStep(PlannedStep& step, bool discarded) {
       DropSequence(sequence);
     }
   }
+  EnforceQuotas();
   step.phase = StepPhase::kEnded;
+}
+
+void BlockManager::IndexFullBlocks(Sequence& sequence) {
+  IndexNewBlocks(sequence);
+  RetainNewBlocks(sequence);
 }
 
 // Puts the sequence's full blocks with known ids into the index, one below the other. A block whose
 // equal is indexed already gives way to that one.
-void BlockManager::IndexFullBlocks(Sequence& sequence) {
+void BlockManager::IndexNewBlocks(Sequence& sequence) {
   if (!config_.reuse || !sequence.indexable) return;
   const std::int64_t full = std::min(sequence.settled, sequence.known()) / config_.block_size;
   const std::span<const TokenId> ids = sequence.ids;
@@ -298,6 +304,7 @@ NodeId BlockManager::Index(std::int32_t parent, std::span<const TokenId> tokens,
     index_.GiveBlock(node, block);
     host_.Move(index_.host(node), HostPool::kAlone, HostPool::kOnDevice);
   }
+  NoteCached(node);
   return node;
 }
 
@@ -357,6 +364,7 @@ void BlockManager::IndexTail(const Sequence& sequence) {
           .subspan(static_cast<std::size_t>(end - count), static_cast<std::size_t>(count));
   if (index_.Nearest(parent, tokens).tokens == count) return;  // another one serves as well
   Index(parent, tokens, block);
+  RetainBlock(sequence, block, end - count, end);
 }
 
 void BlockManager::DropSequence(Sequence& sequence) {

@@ -48,9 +48,10 @@ void BlockManager::Unhold(HostId host) {
 
 // --- Eviction from the device -----------------------------------------------------------------
 
-// The block of a victim serves something else from now on.
+// The block of a victim, which is not idle any more, serves something else from now on.
 void BlockManager::Evict(BlockId victim) {
   const NodeId node = index_.node(victim);
+  idle_.Leave(victim);
   if (!has_tier()) return index_.Erase(node);
   const HostId host = index_.host(node);
   if (host != kNoHost) {
@@ -94,14 +95,14 @@ void BlockManager::NoteHits(const StepRows& rows, const Sequence& sequence) {
 // again when half of those may be gone, so that a look costs each of them little.
 void BlockManager::KeepClean() {
   if (!has_tier() || config_.write != WritePolicy::kBack) return;
-  const std::int64_t known = clean_ - (idle_.removed() - looked_at_);
+  const std::int64_t known = clean_ - (idle_.changes() - looked_at_);
   const std::int64_t wanted = (config_.clean_blocks + 1) / 2;
   if (known >= std::min(wanted, pool_.count(BlockState::kIdle))) return;
   if (host_.free() == 0 && host_.cached(HostPool::kAlone) == 0) return;
   next_victims_.clear();
   idle_.NextVictims(static_cast<std::size_t>(config_.clean_blocks), next_victims_);
   clean_ = 0;
-  looked_at_ = idle_.removed();
+  looked_at_ = idle_.changes();
   for (const BlockId block : next_victims_) {
     if (!Write(index_.node(block))) break;
     ++clean_;

@@ -106,6 +106,7 @@ TransferId BlockManager::FinishSuspend() {
   sequence.suspended = true;
   suspending_.chosen.clear();
   suspending_.sequence = nullptr;
+  EnforceQuotas();
   KeepClean();
   return copies ? TransferId{next_transfer_++} : TransferId::kNone;
 }

@@ -74,6 +74,7 @@ Result<TransferId> BlockManager::Resume(SequenceId id) {
   Depart(transfer);
   Land(transfer, /*failed=*/false);
   transfers_.pop_back();
+  EnforceQuotas();
   KeepClean();
   return TransferId::kNone;
 }
@@ -189,6 +190,7 @@ void BlockManager::Accept(TransferId id, bool failed) {
   static_cast<void>(id);
   Land(transfers_.front(), failed);
   transfers_.pop_front();
+  EnforceQuotas();
   KeepClean();
 }
 
@@ -215,6 +217,8 @@ void BlockManager::Land(Transfer& transfer, bool failed) {
     return LetGo(transfer);
   }
   for (const Transfer::Item& item : transfer.items) sequence->table.push_back(item.block);
+  sequence->retained = 0;  // blocks that were away have lost what they were given
+  RetainNewBlocks(*sequence);
   for (auto item = transfer.items.rbegin(); item != transfer.items.rend(); ++item) {
     Unhold(item->host);
   }
@@ -228,7 +232,9 @@ void BlockManager::Attach(Transfer::Item& item) {
   if (block == item.block) return;
   if (block == kNoBlock) {
     const std::int32_t parent = index_.parent(node);
-    if (parent < 0 || index_.block(parent) != kNoBlock) index_.GiveBlock(node, item.block);
+    if (parent >= 0 && index_.block(parent) == kNoBlock) return;
+    index_.GiveBlock(node, item.block);
+    NoteCached(node);
     return;
   }
   // Computed meanwhile: whoever holds what is below it must hold this one.

@@ -18,6 +18,7 @@ blocks::ManagerConfig ManagerConfigOf(const CacheConfig& config,
   manager.block_size = config.block_size;
   manager.reuse = config.reuse != Reuse::kNone;
   manager.token_reuse = config.reuse == Reuse::kToken;
+  manager.eviction = config.eviction;
   manager.max_pinned_blocks = config.max_pinned_blocks;
   manager.max_steps_in_flight = config.max_steps_in_flight;
   manager.max_sequences = config.max_sequences;
@@ -297,6 +298,22 @@ Result<std::int64_t> KVCache::RemoveSalt(std::string_view salt) {
     Result<std::int64_t> removed = impl_->manager.RemoveSalt(salt);
     impl_->Publish();
     return removed;
+  });
+}
+
+Status KVCache::Expire(std::int64_t now_ms) {
+  return Guarded([&]() -> Status {
+    Status expired = impl_->manager.Expire(now_ms);
+    impl_->Publish();
+    return expired;
+  });
+}
+
+Status KVCache::SetQuota(std::string_view salt, std::int64_t max_idle_blocks) {
+  return Guarded([&]() -> Status {
+    Status set = impl_->manager.SetQuota(salt, max_idle_blocks);
+    impl_->Publish();
+    return set;
   });
 }
 

@@ -89,6 +89,7 @@ Result<TransferReport> KVCache::Impl::Accept(TransferId id) {
     const bool failed = tier->Forget(oldest);
     if (oldest == id) report.failed = failed;
     manager.Accept(oldest, failed);
+    StartWrites();  // a later transfer may push out what was just decided to be written
   }
   if (tier->Forget(id)) report.failed = true;  // a Suspend
   Publish();

@@ -95,6 +95,7 @@ Status CheckLayer(const CacheConfig& config, std::size_t index) {
 }
 
 Status CheckUse(const CacheConfig& config) {
+  if (Status s = CheckRange("eviction", static_cast<int>(config.eviction), 0, 1); !s.ok()) return s;
   if (Status s = CheckRange("max_steps_in_flight", config.max_steps_in_flight, 1, 16); !s.ok()) {
     return s;
   }

@@ -107,6 +107,14 @@ Status Session::Impl::CheckRequest(const Request& request) const {
                            "; allowed: 1 to the lesser of max_batch and max_step_tokens, " +
                            std::to_string(most));
   }
+  const bool priorities = cache.config().eviction == EvictionPolicy::kPriority;
+  if (request.priority < 0 || request.priority > kMaxPriority ||
+      (!priorities && request.priority != kDefaultPriority)) {
+    return InvalidArgument(
+        "priority = " + std::to_string(request.priority) + "; allowed: " +
+        (priorities ? "0 to " + std::to_string(kMaxPriority)
+                    : std::to_string(kDefaultPriority) + ", as the cache's eviction is lru"));
+  }
   const double arrival = request.arrival_s < 0 ? now : request.arrival_s;
   if (!(arrival <= now) || arrival < last_arrival) {
     return InvalidArgument("arrival_s = " + std::to_string(request.arrival_s) + "; allowed: from " +

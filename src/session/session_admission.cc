@@ -159,9 +159,11 @@ Status Session::Impl::OpenHead(RequestState& head) {
       std::span(beam.inputs).first(beam.inputs.size() - (head.forked() ? 1 : 0));
 
   const Timed timed(stats.manager_s);
-  const OpenOptions options{.salt = head.request.salt,
-                            .adapter = head.request.adapter,
-                            .extra_keys = head.request.extra_keys};
+  const Retention retention{.priority = head.request.priority};
+  OpenOptions options{.salt = head.request.salt,
+                      .adapter = head.request.adapter,
+                      .extra_keys = head.request.extra_keys};
+  if (retention.priority != kDefaultPriority) options.retention = std::span(&retention, 1);
   const Result<SequenceId> opened = cache.Open(known, options);
   if (!opened.ok()) return opened.status();
   beam.sequence = *opened;

@@ -102,6 +102,7 @@ CacheConfig MakeCacheConfig(const Trace& trace, const SimulatorConfig& config) {
   // Without token identity no two prompts are alike, and looking for hits would only cost time.
   cache.reuse = trace.has_token_identity() ? config.reuse : Reuse::kNone;
   cache.host = config.host;
+  cache.eviction = config.eviction;
   cache.max_steps_in_flight = 1;
   cache.max_sequences = config.max_batch + 1;
   const std::int64_t longest = trace.max_tokens();
@@ -119,7 +120,8 @@ Result<KVCache> MakeCache(const Trace& trace, const SimulatorConfig& config) {
   return KVCache::Create(cache, *std::move(device));
 }
 
-Request MakeRequest(const Trace& trace, std::int64_t index, double arrival_s, int beams) {
+Request MakeRequest(const Trace& trace, const SimulatorConfig& config, std::int64_t index,
+                    double arrival_s) {
   const TraceRequest& request = trace.requests()[static_cast<std::size_t>(index)];
   Request made;
   made.prompt_length = request.input_length;
@@ -130,7 +132,11 @@ Request MakeRequest(const Trace& trace, std::int64_t index, double arrival_s, in
   made.arrival_s = arrival_s;
   made.tag = static_cast<std::uint64_t>(index);
   made.salt = request.tenant;
-  made.beams = beams;
+  if (config.eviction == EvictionPolicy::kPriority) {
+    made.priority = static_cast<int>(std::clamp<std::int64_t>(
+        std::int64_t{kDefaultPriority} + request.priority, 0, kMaxPriority));
+  }
+  made.beams = config.beams;
   return made;
 }
 
@@ -159,8 +165,7 @@ Status Replay(const Trace& trace, const SimulatorConfig& config, Session& sessio
     while (is_due()) {
       const Arrivals::Arrival next = arrivals.Take();
       const double when = closed ? session.now() : next.time_s;
-      const Result<RequestId> added =
-          session.Add(MakeRequest(trace, next.index, when, config.beams));
+      const Result<RequestId> added = session.Add(MakeRequest(trace, config, next.index, when));
       if (!added.ok()) return added.status();
       tell_ends();
     }

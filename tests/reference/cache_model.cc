@@ -22,7 +22,7 @@ std::int64_t CacheModel::BlocksFor(std::int64_t tokens) const {
   return (tokens + config_.block_size - 1) / config_.block_size;
 }
 
-// --- Index and LRU --------------------------------------------------------------------------
+// --- The index --------------------------------------------------------------------------------
 
 std::vector<int> CacheModel::Indexed(std::span<const TokenId> tokens,
                                      const std::string& options) const {
@@ -73,38 +73,10 @@ PrefixMatch CacheModel::Match(std::span<const TokenId> prompt, const std::string
   return match;
 }
 
-bool CacheModel::HasIndexedChild(int block, const std::set<int>& gone) const {
-  const ModelBlock& parent = blocks_.at(block);
-  for (const auto& [key, child] : index_) {
-    if (child == block || gone.count(child) > 0 || key.first != parent.index_options) continue;
-    const std::vector<TokenId>& prefix = *parent.index_tokens;
-    if (std::ssize(prefix) % config_.block_size != 0) return false;
-    if (key.second.size() > prefix.size() &&
-        std::equal(prefix.begin(), prefix.end(), key.second.begin())) {
-      return true;
-    }
-  }
-  return false;
-}
-
-std::vector<int> CacheModel::Victims(std::int64_t count) const {
-  std::vector<int> victims;
-  std::set<int> gone;
-  while (std::ssize(victims) < count) {
-    const auto leaf = std::find_if(lru_.begin(), lru_.end(), [&](int block) {
-      return gone.count(block) == 0 && !HasIndexedChild(block, gone);
-    });
-    if (leaf == lru_.end()) break;
-    victims.push_back(*leaf);
-    gone.insert(*leaf);
-  }
-  return victims;
-}
-
 // --- Life of a block ------------------------------------------------------------------------
 
 void CacheModel::LeaveLru(int block) {
-  if (Idle(block)) ++removed_;
+  if (Idle(block)) ++changes_;
   lru_.remove(block);
 }
 
@@ -128,6 +100,8 @@ void CacheModel::MaybeReturn(int block) {
   if (state.refs > 0 || state.pins > 0) return;
   if (state.index_tokens) {
     lru_.push_back(block);
+    blocks_.at(block).idle_since = now_;
+    if (config_.priorities) ++changes_;
   } else {
     blocks_.erase(block);
     free_.insert(block);
@@ -163,7 +137,7 @@ void CacheModel::TrimTable(SequenceId id, ModelSequence& sequence, std::int64_t 
 }
 
 // Puts the full blocks with known ids into the index, or merges them with the ones there.
-void CacheModel::Publish(SequenceId id, ModelSequence& sequence) {
+void CacheModel::PublishBlocks(SequenceId id, ModelSequence& sequence) {
   if (!config_.reuse || !sequence.indexable) return;
   const std::int64_t full =
       std::min<std::int64_t>(sequence.settled, std::ssize(sequence.ids)) / config_.block_size;
@@ -212,14 +186,17 @@ void CacheModel::PublishTail(const ModelSequence& sequence) {
   index_[{sequence.options, tokens}] = sequence.table.at(end / config_.block_size);
   block.index_tokens = tokens;
   block.index_options = sequence.options;
+  const int tail = sequence.table.at(end / config_.block_size);
   IsCached({sequence.options, tokens});
+  Retain(sequence, tail, end - end % config_.block_size, end);
 }
 
 // --- Sequences ------------------------------------------------------------------------------
 
 void CacheModel::Open(SequenceId id, std::span<const TokenId> prompt, const std::string& options,
-                      std::int64_t max_length) {
+                      std::int64_t max_length, std::span<const Retention> retention) {
   ModelSequence sequence;
+  sequence.retention.assign(retention.begin(), retention.end());
   sequence.options = options;
   sequence.prompt.assign(prompt.begin(), prompt.end());
   sequence.ids = sequence.prompt;
@@ -271,6 +248,7 @@ void CacheModel::Close(SequenceId id) {
   closed_[id] = sequences_.at(id);
   sequences_.erase(id);
   EndOfClosed(id);
+  EnforceQuotas();
   KeepClean();
 }
 
@@ -293,8 +271,10 @@ void CacheModel::Truncate(SequenceId id, std::int64_t length) {
   }
   sequence.base = std::min(sequence.base, length);
   sequence.settled = std::min(sequence.settled, length);
+  sequence.retained = std::min(sequence.retained, length / config_.block_size);
   ForgetIds(sequence, length);
   TrimTable(id, sequence, length);
+  EnforceQuotas();
   KeepClean();
 }
 
@@ -311,120 +291,13 @@ void CacheModel::SetTokens(SequenceId id, std::span<const TokenId> tokens) {
   ModelSequence& sequence = sequences_.at(id);
   sequence.ids.insert(sequence.ids.end(), tokens.begin(), tokens.end());
   Publish(id, sequence);
+  EnforceQuotas();
   NotePeak();
   KeepClean();
 }
 
 void CacheModel::Clear() {
   Remove({}, [](const std::string&) { return true; });
-}
-
-// --- What the caller wants kept or gone -------------------------------------------------------
-
-std::vector<TokenId> CacheModel::WholeBlocks(std::span<const TokenId> tokens) const {
-  const std::size_t size = tokens.size() - tokens.size() % config_.block_size;
-  return {tokens.begin(), tokens.begin() + size};
-}
-
-// Whether a pinned prefix has the block.
-bool CacheModel::Keeps(int block) const {
-  return std::any_of(kept_.begin(), kept_.end(), [&](const IndexKey& kept) {
-    const std::vector<int> path = Indexed(kept.second, kept.first);
-    return std::find(path.begin(), path.end(), block) != path.end();
-  });
-}
-
-std::int64_t CacheModel::kept() const {
-  return std::count_if(blocks_.begin(), blocks_.end(),
-                       [&](const auto& entry) { return Keeps(entry.first); });
-}
-
-Code CacheModel::Pin(std::span<const TokenId> prompt, const std::string& options) {
-  const std::vector<int> path = Indexed(prompt, options);
-  if (std::ssize(path) < std::ssize(prompt) / config_.block_size) return Code::kInvalidArgument;
-  std::vector<int> more;
-  for (const int block : path) {
-    if (!Keeps(block)) more.push_back(block);
-  }
-  if (kept() + std::ssize(more) > config_.max_pinned) return Code::kResourceExhausted;
-  for (const int block : more) {
-    ++blocks_.at(block).pins;
-    LeaveLru(block);
-  }
-  kept_.insert({options, WholeBlocks(prompt)});
-  NotePeak();
-  KeepClean();
-  return Code::kOk;
-}
-
-Code CacheModel::Unpin(std::span<const TokenId> prompt, const std::string& options) {
-  const auto kept = kept_.find({options, WholeBlocks(prompt)});
-  if (kept == kept_.end()) return Code::kInvalidArgument;
-  Unkeep(*kept);
-  KeepClean();
-  return Code::kOk;
-}
-
-void CacheModel::Unkeep(const IndexKey& kept) {
-  std::vector<int> path = Indexed(kept.second, kept.first);
-  kept_.erase(kept_.find(kept));
-  std::reverse(path.begin(), path.end());
-  for (const int block : path) {
-    if (!Keeps(block)) Unpin(block);
-  }
-}
-
-std::int64_t CacheModel::Remove(std::span<const TokenId> prompt,
-                                const std::function<bool(const std::string&)>& such) {
-  const auto begins = [&](const std::vector<TokenId>& tokens) {
-    return tokens.size() >= prompt.size() &&
-           std::equal(prompt.begin(), prompt.end(), tokens.begin());
-  };
-  const std::list<int> idle = lru_;  // what was pinned till now does not become idle first
-  while (true) {                     // a pin goes with any of its blocks
-    const auto kept = std::find_if(kept_.begin(), kept_.end(), [&](const IndexKey& key) {
-      return such(key.first) && begins(key.second);
-    });
-    if (kept == kept_.end()) break;
-    Unkeep(*kept);
-  }
-  std::int64_t removed = 0;
-  for (auto copy = copies_.begin(); copy != copies_.end();) {
-    const IndexKey key = copy->first;
-    ++copy;
-    if (!such(key.first) || !begins(key.second)) continue;
-    if (index_.count(key) == 0) ++removed;
-    DropCopy(key);
-  }
-  for (auto entry = index_.begin(); entry != index_.end();) {
-    if (!such(entry->first.first) || !begins(entry->first.second)) {
-      ++entry;
-      continue;
-    }
-    const int block = entry->second;
-    const IndexKey gone = entry->first;
-    entry = index_.erase(entry);
-    ++removed;
-    ModelBlock& state = blocks_.at(block);
-    state.index_tokens.reset();
-    hits_.erase(gone);
-    if (Idle(block)) {
-      removed_ += std::count(idle.begin(), idle.end(), block);
-      lru_.remove(block);
-      blocks_.erase(block);
-      free_.insert(block);
-    }
-  }
-  for (auto* const all : {&sequences_, &closed_}) {
-    for (auto& [id, sequence] : *all) {
-      if ((!sequence.table.empty() || (sequence.away() && sequence.base > 0)) &&
-          such(sequence.options) && begins(sequence.ids)) {
-        sequence.indexable = false;
-      }
-    }
-  }
-  KeepClean();
-  return removed;
 }
 
 }  // namespace lariat::reference

@@ -42,6 +42,7 @@ struct ModelConfig {
   WritePolicy write = WritePolicy::kBack;
   int write_after_hits = 1;
   std::int64_t clean_blocks = 1;
+  bool priorities = false;  // the lowest first, not only the least recently used
 };
 
 // The options a sequence's blocks are keyed by, as one string.
@@ -54,6 +55,9 @@ struct ModelBlock {
   std::optional<std::vector<TokenId>> index_tokens;  // where the index names it
   std::string index_options;
   bool in_transit = false;  // taken by a transfer; that is one of its `pins`
+  int priority = kDefaultPriority;
+  std::int64_t ttl = 0;         // 0: for ever
+  std::int64_t idle_since = 0;  // where idle
 };
 
 using IndexKey = std::pair<std::string, std::vector<TokenId>>;  // options, tokens from the start on
@@ -87,6 +91,8 @@ struct ModelSequence {
   std::int64_t base = 0;  // settled, or the hit of a first plan that is live
   bool planned = false;   // its first plan was made, and not taken back
   bool indexable = true;  // false once its rows outlived a Clear
+  std::vector<Retention> retention;
+  std::int64_t retained = 0;  // leading blocks that were given it
   std::vector<int> table;
   bool suspended = false;
   std::vector<int> places;                 // suspended: what it holds instead of the table
@@ -138,7 +144,7 @@ class CacheModel {
 
   PrefixMatch Match(std::span<const TokenId> prompt, const std::string& options) const;
   void Open(SequenceId id, std::span<const TokenId> prompt, const std::string& options,
-            std::int64_t max_length);
+            std::int64_t max_length, std::span<const Retention> retention = {});
 
   // What Plan may answer. Where kOk is among it, PlanStep may follow.
   ModelPlan CheckPlan(std::span<const StepItem> items, const StepShape& shape) const;
@@ -187,6 +193,9 @@ class CacheModel {
   std::int64_t Remove(std::span<const TokenId> prompt,
                       const std::function<bool(const std::string&)>& such);
   std::int64_t kept() const;  // blocks
+  void Expire(std::int64_t now);
+  void SetQuota(const std::string& salt, std::int64_t limit);
+  std::int64_t now() const { return now_; }
 
   // What Suspend, Fetch and Resume may answer; where that is kOk, how many copies they make.
   struct Move {
@@ -231,12 +240,18 @@ class CacheModel {
   bool Idle(int block) const { return std::find(lru_.begin(), lru_.end(), block) != lru_.end(); }
   std::set<Code> CheckItems(std::span<const StepItem> items, const StepShape& shape) const;
   ModelPlan TryPlan(std::span<const StepItem> items, bool copy_idle) const;
+  void Retain(const ModelSequence& sequence, int block, std::int64_t first, std::int64_t last);
+  void RetainBlocks(ModelSequence& sequence);
+  void PublishBlocks(SequenceId id, ModelSequence& sequence);
   void PublishTail(const ModelSequence& sequence);
   bool Keeps(int block) const;
   void Unkeep(const IndexKey& kept);
   std::vector<TokenId> WholeBlocks(std::span<const TokenId> tokens) const;
   bool HasIndexedChild(int block, const std::set<int>& gone) const;
-  std::vector<int> Victims(std::int64_t count) const;
+  // The next victims of those that `such` says.
+  std::vector<int> Victims(
+      std::int64_t count, const std::function<bool(int)>& such = [](int) { return true; }) const;
+  void EnforceQuotas();
   std::int64_t OpenHolders(int block) const;
   void Hold(int block);
   void Drop(int block);
@@ -296,7 +311,9 @@ class CacheModel {
   std::map<IndexKey, int> index_;
   // Prefixes pinned by the caller, each once per Pin. A block of one or more has one of its `pins`.
   std::multiset<IndexKey> kept_;
-  std::vector<ModelStep> steps_;  // live ones, in plan order
+  std::int64_t now_ = 0;
+  std::map<std::string, std::int64_t> quotas_;  // of salts
+  std::vector<ModelStep> steps_;                // live ones, in plan order
   std::optional<ModelStep> plan_;
   std::shared_ptr<const CacheModel> before_plan_;
   std::uint64_t next_step_ = 1;
@@ -309,12 +326,14 @@ class CacheModel {
   std::list<ModelTransfer> transfers_;  // not accepted, oldest first
   std::uint64_t next_transfer_ = 1;
   int next_place_ = 0;
-  // The first clean_ of lru_ had copies when removed_ blocks had left it.
-  std::int64_t clean_ = 0, looked_at_ = 0, removed_ = 0;
+  // The next clean_ victims had copies when there had been looked_at_ changes: blocks that were no
+  // victims any more and, with priorities, blocks that came among them or fell.
+  std::int64_t clean_ = 0, looked_at_ = 0, changes_ = 0;
   std::int64_t offloaded_ = 0, onboarded_ = 0, host_evicted_ = 0;
 
   std::int64_t peak_low_ = 0, peak_high_ = 0;  // without and with plans that were dropped
   std::int64_t evicted_ = 0, merged_ = 0, copied_ = 0, hit_tokens_ = 0, committed_ = 0;
+  std::int64_t quota_evicted_ = 0, expired_ = 0;
 };
 
 }  // namespace lariat::reference

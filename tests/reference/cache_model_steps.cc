@@ -227,6 +227,7 @@ std::string CacheModel::Bind(const std::map<int, int>& real) {
   for (const int block : step.victims) {
     if (taken.count(block) == 0) return "victim " + std::to_string(block) + " was not used";
     Evict(block);
+    ++evicted_;
   }
   const auto bind = [&](int& block) {
     if (block < 0) block = real.at(block);
@@ -320,6 +321,7 @@ void CacheModel::Commit(std::size_t index, const std::map<SequenceId, Keep>& kee
   }
   EndReleases(step, /*discarded=*/false);
   for (const ModelEntry& entry : step.entries) EndOfClosed(entry.sequence);
+  EnforceQuotas();
   // In which order blocks are claimed and given back inside the call is not said.
   peak_high_ = std::max(peak_high_, used + merged_ - merged);
   NotePeak();
@@ -357,6 +359,7 @@ void CacheModel::Discard(std::size_t index) {
     }
   }
   for (const ModelEntry& entry : step.entries) EndOfClosed(entry.sequence);
+  EnforceQuotas();
   KeepClean();
 }
 
@@ -416,6 +419,8 @@ std::string CacheModel::CompareStats(const Stats& stats) const {
   equal("indexed_blocks", stats.indexed_blocks, std::ssize(index_));
   equal("pinned_blocks", stats.pinned_blocks, kept());
   equal("evicted_blocks", stats.evicted_blocks, evicted_);
+  equal("quota_evicted_blocks", stats.quota_evicted_blocks, quota_evicted_);
+  equal("expired_blocks", stats.expired_blocks, expired_);
   equal("merged_blocks", stats.merged_blocks, merged_);
   if (!plan_) {
     equal("copied_blocks", stats.copied_blocks, copied_);

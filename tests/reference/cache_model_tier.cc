@@ -113,11 +113,11 @@ void CacheModel::CountHits(const ModelEntry& entry) {
 
 void CacheModel::KeepClean() {
   if (config_.host_blocks == 0 || config_.write != WritePolicy::kBack) return;
-  const std::int64_t known = clean_ - (removed_ - looked_at_);
+  const std::int64_t known = clean_ - (changes_ - looked_at_);
   if (known >= std::min((config_.clean_blocks + 1) / 2, std::ssize(lru_))) return;
   if (std::ssize(places_) == config_.host_blocks && !FirstCached(/*on_device=*/false)) return;
   clean_ = 0;
-  looked_at_ = removed_;
+  looked_at_ = changes_;
   for (const int victim : Victims(std::min(config_.clean_blocks, std::ssize(lru_)))) {
     const ModelBlock& block = blocks_.at(victim);
     if (!Write({block.index_options, *block.index_tokens})) break;
@@ -130,7 +130,6 @@ void CacheModel::Evict(int block) {
   const IndexKey key{blocks_.at(block).index_options, *blocks_.at(block).index_tokens};
   index_.erase(key);
   blocks_.erase(block);
-  ++evicted_;
   if (const auto copy = copies_.find(key); copy != copies_.end()) return ToNewest(copy->second);
   hits_.erase(key);
   ForgetCopies(key);
@@ -234,6 +233,7 @@ CacheModel::Move CacheModel::Suspend(SequenceId id) {
   TrimTable(id, sequence, 0);
   sequence.suspended = true;
   if (move.copies > 0) ++next_transfer_;
+  EnforceQuotas();
   KeepClean();
   return move;
 }
@@ -305,6 +305,7 @@ std::string CacheModel::Begin(ModelTransfer transfer) {
   for (const int victim : victims) {
     LeaveLru(victim);
     Evict(victim);
+    ++evicted_;
   }
   for (const ModelTransfer::Item& item : transfer.items) {
     if (!item.copied) continue;
@@ -328,6 +329,7 @@ std::string CacheModel::Begin(ModelTransfer transfer) {
   } else {
     Land(transfer);
   }
+  EnforceQuotas();
   KeepClean();
   return "";
 }
@@ -337,6 +339,7 @@ void CacheModel::Accept(TransferId id) {
     const ModelTransfer transfer = transfers_.front();
     transfers_.pop_front();
     Land(transfer);
+    EnforceQuotas();
     KeepClean();
   }
 }
@@ -356,6 +359,8 @@ void CacheModel::Land(ModelTransfer transfer) {
       Hold(item.block);
       open->second.table.push_back(item.block);
     }
+    open->second.retained = 0;  // blocks that were away have lost what they were given
+    RetainBlocks(open->second);
   }
   std::reverse(transfer.items.begin(), transfer.items.end());
   for (const ModelTransfer::Item& item : transfer.items) {

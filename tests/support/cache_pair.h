@@ -37,6 +37,7 @@ class CachePair {
   }
 
   reference::CacheModel& model() { return model_; }
+  const reference::CacheModel& model() const { return model_; }
   KVCache& cache() { return caches_[0]; }
   const std::string& snapshot() const { return snapshot_; }
   bool planning() const { return model_.plan().has_value(); }

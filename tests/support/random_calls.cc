@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support/random_calls.h"
 
-#include <tuple>
-
 namespace lariat::testing {
 
 // Keeps part of each sequence's rows; seldom, something that must be refused.
@@ -185,60 +183,6 @@ void RandomCalls::Clear() {
   pair_.CheckState();
 }
 
-// Pins and unpins prefixes, forgets some, and seldom all of a salt.
-void RandomCalls::Keep() {
-  const auto found = model().sequences().find(AnySequence());
-  if (found == model().sequences().end()) return;
-  std::vector<TokenId> prompt = found->second.ids;
-  bool salted = Chance(30);
-  const std::int64_t what = Roll(10);
-  const std::int64_t least = what < 8 ? std::min(block_, std::ssize(prompt)) : 0;
-  prompt.resize(static_cast<std::size_t>(least + Roll(std::ssize(prompt) - least + 1)));
-  if (what < 8 && std::ssize(prompt) < block_) return;  // nothing to pin: tested elsewhere
-  if (Chance(20) && !prompt.empty()) prompt.back() += 7;
-  if (what >= 5 && !pinned_.empty() && Chance(70)) {  // what was pinned, or part of it
-    std::tie(prompt, salted) = pinned_[static_cast<std::size_t>(Roll(std::ssize(pinned_)))];
-    if (Chance(20))
-      prompt.resize(static_cast<std::size_t>(block_ + Roll(std::ssize(prompt) - block_ + 1)));
-  }
-  OpenOptions options;
-  if (salted) options.salt = "tenant";
-  const std::string key = reference::OptionsKey(options);
-  const auto name = [&](const char* call) { return Text(call, " ", prompt.size(), salted); };
-  if (what < 8) {
-    const bool pins = what < 5;
-    const Code code = pair_.planning() ? Code::kNotReady
-                      : pins           ? model().Pin(prompt, key)
-                                       : model().Unpin(prompt, key);
-    pair_.Call(name(pins ? "Pin" : "Unpin"), {code}, [&](KVCache& cache, int) {
-      return pins ? cache.Pin(prompt, options) : cache.Unpin(prompt, options);
-    });
-    if (pins && code == Code::kOk) pinned_.emplace_back(prompt, salted);
-    pair_.CheckState();
-    return;
-  }
-  std::int64_t removed[2] = {};
-  const bool salt = Chance(15);
-  const Code code = pair_.Call(
-      name(salt ? "RemoveSalt" : "Remove"), Unless({Code::kOk}), [&](KVCache& cache, int which) {
-        const auto result = salt ? cache.RemoveSalt(options.salt) : cache.Remove(prompt, options);
-        if (result.ok()) removed[which] = *result;
-        return result.status();
-      });
-  if (code == Code::kOk) {
-    const std::int64_t want =
-        salt ? RemoveSalt(std::string(options.salt))
-             : model().Remove(prompt, [&](const std::string& of) { return of == key; });
-    if (removed[0] != want) pair_.Fail(Text("removed ", removed[0], ", should be ", want));
-  }
-  pair_.CheckState();
-}
-
-std::int64_t RandomCalls::RemoveSalt(const std::string& salt) {
-  const std::string begin = Text(salt.size(), ":", salt);
-  return model().Remove({}, [&](const std::string& of) { return of.rfind(begin, 0) == 0; });
-}
-
 // Match of an open sequence that was not planned yet, and of its prompt.
 void RandomCalls::Match() {
   const SequenceId id = AnySequence();
@@ -342,6 +286,7 @@ void RandomCalls::Drain() {
     pair_.CheckState();
   }
   if (!model().transfers().empty()) Accept(model().transfers().back().id);
+  SetQuota("tenant", Roll(3));
   for (const std::string salt : {"tenant", ""}) {
     pair_.Call("RemoveSalt", {Code::kOk},
                [&](KVCache& cache, int) { return cache.RemoveSalt(salt).status(); });

@@ -22,6 +22,7 @@ struct Setting {
   HostTier host = {};
   int sequences = 10;                    // open at once
   std::int64_t blocks_of_sequence = 10;  // the most
+  EvictionPolicy eviction = EvictionPolicy::kLru;
 };
 
 // Random calls on a CachePair, each with what the model says it may answer. No call is REQUIREd to
@@ -52,7 +53,8 @@ class RandomCalls {
     if (dice < 93) return SetTokens();
     if (dice < 95) return Keep();
     if (dice < 96 && Roll(6) == 0) return Clear();
-    if (dice < 98) return Match();
+    if (dice < 97) return Match();
+    if (dice < 99) return Limit();
     return Rest();
   }
 
@@ -73,6 +75,7 @@ class RandomCalls {
     config.block_size = static_cast<int>(setting.block_size);
     config.reuse = setting.reuse;
     config.host = setting.host;
+    config.eviction = setting.eviction;
     config.max_pinned_blocks = setting.blocks / 4;
     config.max_steps_in_flight = setting.steps_in_flight;
     config.max_sequences = setting.sequences;
@@ -94,7 +97,8 @@ class RandomCalls {
             setting.host.num_blocks,
             setting.host.write,
             setting.host.write_after_hits,
-            std::min(setting.host.clean_blocks, setting.host.num_blocks)};
+            std::min(setting.host.clean_blocks, setting.host.num_blocks),
+            setting.eviction == EvictionPolicy::kPriority};
   }
 
   std::int64_t Roll(std::int64_t sides) {
@@ -132,7 +136,10 @@ class RandomCalls {
     if (Chance(30)) options.max_length = 1 + Roll(limit_);
     if (Chance(2)) options.max_length = limit_ + 1;
     if (Chance(1)) options.max_length = -1;
+    const std::vector<Retention> retention = AnyRetention();
+    options.retention = retention;
     std::set<Code> codes;
+    if (!RetentionOk(retention)) codes.insert(Code::kInvalidArgument);
     const std::int64_t most = options.max_length == 0 ? limit_ : options.max_length;
     if (most < 0 || most > limit_ || std::ssize(prompt) > most)
       codes.insert(Code::kInvalidArgument);
@@ -150,13 +157,15 @@ class RandomCalls {
     if (code == Code::kOk) {
       if (ids[0] != ids[1] || ids[0] == SequenceId::kNone) pair_.Fail("handles");
       if (!used_.insert(ids[0]).second) pair_.Fail("a handle came twice");
-      model().Open(ids[0], prompt, reference::OptionsKey(options), options.max_length);
+      model().Open(ids[0], prompt, reference::OptionsKey(options), options.max_length, retention);
     }
     pair_.CheckState();
     if (code == Code::kOk && model().config().host_blocks > 0 && Chance(60)) {
       Bring(ids[0], /*resumes=*/false);
     }
   }
+  std::vector<Retention> AnyRetention();
+  bool RetentionOk(const std::vector<Retention>& retention) const;
 
   void AddItem(std::vector<StepItem>& items, std::string& what) {
     StepItem item{.sequence = AnySequence(), .num_tokens = 1};
@@ -333,6 +342,8 @@ class RandomCalls {
   void Clear();
   void Keep();
   std::int64_t RemoveSalt(const std::string& salt);  // of the model
+  void SetQuota(const std::string& salt, std::int64_t limit);
+  void Limit();
   void Transfer();
   void Suspend(SequenceId id);
   void Bring(SequenceId id, bool resumes);
