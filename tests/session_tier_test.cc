@@ -209,12 +209,50 @@ TEST_CASE("A request may be cancelled while it is swapped out or fetched") {
   CHECK(world.session->stats().cancelled == 1);
   CHECK(world.session->stats().finished == 3);
   world.CheckEmpty();
+}
 
-  world.Add(MakeRequest(9, 10, 2, 0));
-  while (world.session->stats().fetches == 0) {
-    if (!*world.session->RunStep()) break;
+TEST_CASE("A fetch that nobody waits for any more gives its blocks back") {
+  for (const bool cancels : {true, false}) {
+    INFO("cancelled: " << cancels);
+    TierWorld world(10, 64, Preempt::kRecompute, /*seconds=*/100);
+    world.Add(MakeRequest(0, 17, 2, 100));
+    world.Run();
+    world.Add(MakeRequest(1, 37, 2, 1000));
+    world.Run();
+    const auto id = world.session->Add(MakeRequest(2, 17, 2, 100));
+    REQUIRE(id.ok());
+    world.Add(MakeRequest(3, 4, 3, 5000));
+    REQUIRE(*world.session->RunStep());
+    REQUIRE(world.session->stats().fetches == 1);
+    REQUIRE(world.cache.GetStats().in_transit_blocks > 0);
+    if (cancels) {
+      REQUIRE(world.session->Cancel(*id).ok());
+      world.Run();
+      world.Add(MakeRequest(4, 36, 2, 9000));  // needs all of the pool
+      world.Run();
+      CHECK(world.session->stats().finished == 4);
+    }
+    world.session.reset();
+    world.CheckEmpty();
   }
-  if (world.session->stats().fetches > 0) {
-    REQUIRE(world.session->waiting() == 1);
+}
+
+TEST_CASE("Small pools: every request that is swapped ends, and no step is empty") {
+  for (std::int64_t blocks = 6; blocks <= 9; ++blocks) {
+    for (int seed = 0; seed < 60; ++seed) {
+      INFO("blocks " << blocks << ", seed " << seed);
+      TierWorld world(blocks, 64, Preempt::kSwap, seed % 2 == 0 ? 1000 : 0.01);
+      std::int64_t tokens = 0;
+      for (std::uint64_t tag = 0; tag < 3; ++tag) {
+        const std::int64_t prompt = 6 + (seed * 7 + static_cast<std::int64_t>(tag) * 5) % 6;
+        const std::int64_t output = 6 + (seed * 3 + static_cast<std::int64_t>(tag) * 11) % 11;
+        world.Add(MakeRequest(tag, prompt, output, static_cast<TokenId>(100 * tag)));
+        tokens += output;
+      }
+      world.Run();
+      CheckOutputs(world, 3);
+      CHECK(world.session->stats().output_tokens == tokens);
+      CHECK(world.session->stats().recomputed_tokens == 0);
+    }
   }
 }

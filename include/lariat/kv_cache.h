@@ -400,8 +400,8 @@ class KVCache {
   Status Reacquire();
   // Transfers between the device and the host tier. They run on streams of the cache's own, beside
   // the steps. A sequence that a Fetch or Resume was started for is in transit until that transfer
-  // is accepted: till then it answers kNotReady to all but Close, GetExtent and BlockTable. The
-  // answers of all calls are the same however long the copies take.
+  // is accepted: till then it answers kNotReady to all but Close, GetExtent, BlockTable and
+  // BlockHashes. The answers of all calls are the same however long the copies take.
   // Errors of all four: kInvalidArgument (unknown sequence), kUnsupported (no host tier), kNotReady
   //   (a plan is not prepared yet), kDeviceError.
 
@@ -413,21 +413,22 @@ class KVCache {
   Result<TransferId> Fetch(SequenceId sequence);
   // Moves a sequence to host memory: makes a copy of each of its blocks that has none, holds the
   // copies, and lets go of its device blocks at once. Its full known blocks stay cached. Until
-  // Resume it has no block table and answers kNotReady to all but Close, GetExtent and BlockTable.
-  // It need not be accepted. kNone: there was nothing to copy.
+  // Resume it has no block table and answers kNotReady, but to the four calls named above. It need
+  // not be accepted. kNone: there was nothing to copy.
   // Errors: kInvalidArgument (not planned yet), kNotReady (in a live step, suspended already or in
   //   transit), kResourceExhausted (not so many places in the host tier), kCorruptData.
   Result<TransferId> Suspend(SequenceId sequence);
   // Brings a suspended sequence back as it was; its blocks may be others. kNone: all of it is on
-  // the device still, and it may be planned at once. Errors: kInvalidArgument (not suspended),
-  // kNotReady (in transit), kResourceExhausted (not so
+  // the device still, and it may be planned at once.
+  // Errors: kInvalidArgument (not suspended), kNotReady (in transit), kResourceExhausted (not so
   //   many blocks are free or idle), kCorruptData.
   Result<TransferId> Resume(SequenceId sequence);
   // Takes over what this transfer, and all that were started before it, brought. Blocks the host
   // until their copies are done: ask Poll first. One that failed brought nothing: what its host
-  // copies held is forgotten, and a sequence that was to be resumed is corrupt (kCorruptData to all
-  // but Close). Accepting a transfer again, or a Suspend, is Ok and changes nothing.
-  //   returns: whether this transfer failed
+  // copies held is forgotten, and sequences that were to be resumed from it, by this transfer or
+  // another one, are corrupt (kCorruptData to all but Close). To accept a transfer again is Ok and
+  // changes nothing; of a Suspend only the transfers before it are taken over.
+  //   returns: whether the copies of this transfer failed; false where it was accepted before
   // Errors: kInvalidArgument (there was no such transfer), kNotReady (a plan is not prepared yet).
   Result<TransferReport> Accept(TransferId transfer);
 

@@ -260,7 +260,8 @@ class Session {
   //   failed).
   Status Cancel(RequestId id);
 
-  // Runs one step. False: nothing waits or runs.
+  // Runs one step, or, where nothing can run before a transfer has come, lets that come. False:
+  // nothing waits or runs.
   // Errors: those of the cache, the executor and the observer; kResourceExhausted: blocks are held
   //   outside the session; kCorruptData: the device reports a bad slot or position. The session can
   //   then only be destroyed.

@@ -50,6 +50,7 @@ Result<StepRecord*> KVCache::Impl::AcquireRecord() {
 Result<std::uint64_t> KVCache::Impl::Plan(std::span<const StepItem> items, const StepShape& shape,
                                           PlanFailure* failure) {
   DiscardAbandoned();  // where memory was lacking before
+  Publish();           // starts the copies that this decided on: the plan's fence is to know them
   // Before a record is taken: there is one to take only then.
   if (Status ready = manager.CheckReady(); !ready.ok()) return ready;
   Result<StepRecord*> record = AcquireRecord();
@@ -87,8 +88,13 @@ Status KVCache::Impl::Prepare(std::uint64_t id, Stream stream) {
     moves.push_back({copy.source.block, copy.target.block});
   }
   plan.copied = plan.copied || !moves.empty();
-  if (Status s = storage.Move(moves, stream); !s.ok()) return s;
-  if (Status s = arrays.Upload(plan, manager, slot, stream); !s.ok()) return s;
+  Status put = storage.Move(moves, stream);
+  if (put.ok()) put = arrays.Upload(plan, manager, slot, stream);
+  if (!put.ok()) {
+    // If the plan is dropped, others may write to the copies' targets on another stream.
+    if (!moves.empty()) (void)device.Synchronize(stream);
+    return put;
+  }
   manager.Prepare(plan);
   record->stream = stream;
   last_stream = stream;

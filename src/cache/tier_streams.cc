@@ -67,6 +67,7 @@ Status TierStreams::StartBatch(const storage::BlockStorage& blocks,
 
 Status TierStreams::WaitForBatch(Stream stream, std::uint64_t batch) {
   for (std::size_t i = 0; i < count_; ++i) {
+    if (at(i).first > batch) return {};  // it was seen to pass
     if (at(i).last < batch) continue;
     const Result<bool> passed = device_.Query(at(i).event);
     if (!passed.ok() || !*passed) return device_.Wait(stream, at(i).event);
@@ -102,8 +103,9 @@ Result<Event> TierStreams::TakeEvent() {
 Status TierStreams::StartTransfer(const storage::BlockStorage& blocks,
                                   const blocks::Transfer& transfer, Event after) {
   // Room first: what follows is not to be lost for want of memory.
+  free_events_.reserve(
+      std::max(free_events_.capacity(), free_events_.size() + 2 * (ups_.size() + 1)));
   ups_.push_back({transfer.id, transfer.fence, Event{}});
-  free_events_.reserve(std::max(free_events_.capacity(), free_events_.size() + 2 * ups_.size()));
   const Result<Event> event = TakeEvent();
   if (!event.ok()) {
     ups_.pop_back();

@@ -53,7 +53,8 @@ Session::Impl::Impl(KVCache& cache_in, Executor& executor_in, const SessionConfi
       has_device(cache_in.device().kind() != BackendKind::kNull),
       has_tier(cache_in.footprint().num_host_blocks > 0),
       bytes_per_block(cache_in.footprint().bytes_per_block),
-      total_blocks(cache_in.GetStats().total_blocks) {
+      total_blocks(cache_in.GetStats().total_blocks),
+      offloaded(cache_in.GetStats().offloaded_blocks) {
   const auto batch = static_cast<std::size_t>(config.max_batch);
   running.reserve(batch);
   items.reserve(batch);
@@ -70,6 +71,8 @@ Session::Impl::Impl(KVCache& cache_in, Executor& executor_in, const SessionConfi
 
 Session::Impl::~Impl() {
   for (auto& [id, state] : requests) CloseSequences(*state);
+  // Or their blocks stay in transit for ever.
+  if (last_transfer != TransferId::kNone) (void)cache.Accept(last_transfer);
   if (owns_stream) cache.device().DestroyStream(stream);
 }
 
@@ -203,7 +206,11 @@ Status Session::Cancel(RequestId id) {
   session::RequestState* state = found->second.get();
   std::erase(impl_->queue, state);
   std::erase(impl_->running, state);
-  std::erase_if(impl_->loading, [&](const session::Loading& l) { return l.state == state; });
+  // What is on its way for it must still be accepted.
+  for (session::Loading& entry : impl_->loading) {
+    if (entry.state == state) entry.state = nullptr;
+  }
+  impl_->DropLanded();
   impl_->CloseSequences(*state);
   impl_->Finish(*state, Outcome::kCancelled);
   return Status::Ok();
@@ -218,7 +225,9 @@ Result<bool> Session::RunStep() {
 
 bool Session::idle() const { return waiting() + running() == 0; }
 std::int64_t Session::waiting() const {
-  return std::ssize(impl_->queue) + std::ssize(impl_->loading);
+  return std::ssize(impl_->queue) +
+         std::count_if(impl_->loading.begin(), impl_->loading.end(),
+                       [](const session::Loading& entry) { return entry.state != nullptr; });
 }
 std::int64_t Session::running() const { return std::ssize(impl_->running); }
 double Session::now() const { return impl_->now; }

@@ -23,6 +23,7 @@ Status Session::Impl::BatchRunning() {
   budget = config.max_step_tokens;
   blocks_owed = 0;
   room_s = 0;
+  unplanned = false;
   decodes = 0;
   sequences = 0;
   for (RequestState* state : running) {
@@ -30,6 +31,7 @@ Status Session::Impl::BatchRunning() {
     if (!state->first().prefilling()) decodes += state->num_beams();
   }
   for (const session::Loading& entry : loading) {
+    if (entry.state == nullptr) continue;
     sequences += entry.state->num_beams();
     if (!entry.landed) blocks_owed += entry.owed;
   }
@@ -115,14 +117,18 @@ Result<bool> Session::Impl::AdmitHead(RequestState& head, std::int64_t& availabl
   }
   const std::int64_t needed = BlocksToAdmit(head, hit);
   if (!unlimited && needed > available) return false;
+  const bool was_fetched = !loading.empty() && loading.front().state == &head;
+  const bool fetches = !was_fetched && hit.host_tokens > hit.tokens;
+  // A transfer evicts at once, and might take what the plan is yet to claim.
+  if (fetches && unplanned) return false;
   available -= needed;
   sequences += head.num_beams();
-  const bool was_fetched = !loading.empty() && loading.front().state == &head;
-  if (!was_fetched && hit.host_tokens > hit.tokens) {
+  if (fetches) {
     const Result<bool> started = StartFetch(head, hit, needed);
     if (!started.ok() || *started) return started;
   }
   AddItem(head, 0, std::min(head.first().target - hit.tokens, budget));
+  unplanned = true;
   AddToRunning(head);
   if (head.admitted) return true;
   head.admitted = true;
@@ -241,7 +247,8 @@ bool Session::Impl::LeaveOutDrafts() {
   return any;
 }
 
-// Plans the items; leaves drafts out, then preempts, until they fit.
+// Plans the items; leaves drafts out, then preempts, until they fit. The step is not valid where
+// the batch has to be made anew, because no item is left or a transfer has come in between.
 Result<Step> Session::Impl::PlanBatch() {
   while (true) {
     Result<Step> planned = [&] {
@@ -261,10 +268,11 @@ Result<Step> Session::Impl::PlanBatch() {
       const Result<bool> waited = WaitForTransfer();
       if (!waited.ok()) return waited.status();
       if (!*waited) return planned;
-      continue;
+      return Step();
     }
     const Status preempted = PreemptLast();
     if (!preempted.ok()) return preempted;
+    if (items.empty()) return Step();
   }
 }
 

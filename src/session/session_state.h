@@ -59,7 +59,7 @@ struct RequestState {
 
 // A request whose blocks are on their way to the device, or have come and wait for admission.
 struct Loading {
-  RequestState* state = nullptr;
+  RequestState* state = nullptr;  // null: it was cancelled, or has gone on
   TransferId transfer = TransferId::kNone;
   double done_s = 0;      // on the session's clock; not used where the executor does not say
   std::int64_t owed = 0;  // blocks that it will take besides, while it is not admitted
@@ -183,8 +183,9 @@ struct Session::Impl {
   double up_free_s = 0, down_free_s = 0;         // when the transfers so far are done
   bool virtual_link = false;                     // the executor says how long transfers take
   TransferId last_finished = TransferId::kNone;  // that the cache told of
+  TransferId last_transfer = TransferId::kNone;  // that was started
   double room_s = 0;           // until then the step's blocks are being moved away
-  std::int64_t offloaded = 0;  // blocks whose way down is booked
+  std::int64_t offloaded = 0;  // blocks whose way down is booked, or was before this session
   std::vector<std::vector<TokenId>> spare_buffers;
   std::uint64_t last_id = 0;
   double last_arrival = 0;
@@ -202,6 +203,7 @@ struct Session::Impl {
   std::int64_t budget = 0;       // rows left
   std::int64_t decodes = 0;      // rows of it that sequences yet to be batched decode with
   std::int64_t sequences = 0;    // beams of what runs
+  bool unplanned = false;        // an item\'s hit is not claimed yet
   std::int64_t blocks_owed = 0;  // that running prompts and this step's decodes still take
   std::vector<ExecutorItem> executor_items;
   std::vector<StepCommit> commits;

@@ -129,7 +129,7 @@ void Session::Impl::TakeTokens(RequestState& state, const ExecutorItem& item,
 // Whether the device found bad slots or positions. A session plans none, so a fault means that the
 // executor's kernels or the cache's arrays are broken: what is cached cannot be trusted.
 Status Session::Impl::Poll() {
-  if (!has_device && (virtual_link || loading.empty())) return Status::Ok();
+  if (!has_device && !has_tier) return Status::Ok();
   const Timed timed(stats.manager_s);
   const Result<PollReport> report = cache.Poll();
   if (!report.ok()) return report.status();
@@ -238,6 +238,7 @@ Result<bool> Session::Impl::RunStep() {
   }
   Result<Step> step = PlanBatch();
   if (!step.ok()) return step.status();
+  if (!step->valid()) return true;
   if (room_s > now) {  // what was swapped out is read before its blocks are written
     stats.busy_s += room_s - now;
     now = room_s;

@@ -41,6 +41,7 @@ void Session::Impl::BookDown() {
 
 void Session::Impl::Push(RequestState& state, TransferId transfer, std::int64_t blocks,
                          std::int64_t owed) {
+  last_transfer = transfer;
   loading.push_back(
       {.state = &state, .transfer = transfer, .done_s = BookUp(blocks), .owed = owed});
 }
@@ -69,24 +70,23 @@ Result<bool> Session::Impl::StartResume(RequestState& head, std::int64_t& availa
   const std::int64_t held = BlocksFor(beam.settled);
   const std::int64_t needed =
       beam.prefilling() ? BlocksFor(beam.target) : BlocksFor(beam.settled + 1);
-  if (!unlimited && needed > available) return false;
-  TransferId transfer = TransferId::kNone;
-  std::int64_t blocks = 0;
-  {
+  if (unplanned || (!unlimited && needed > available)) return false;
+  const std::int64_t before = cache.GetStats().in_transit_blocks;
+  const Result<TransferId> resumed = [&] {
     const Timed timed(stats.manager_s);
-    const std::int64_t before = cache.GetStats().in_transit_blocks;
-    const Result<TransferId> resumed = cache.Resume(beam.sequence);
-    if (!resumed.ok()) {
-      if (resumed.status().code() == Code::kResourceExhausted) return false;
-      return resumed.status();
-    }
-    transfer = *resumed;
-    blocks = cache.GetStats().in_transit_blocks - before;
+    return cache.Resume(beam.sequence);
+  }();
+  if (resumed.status().code() == Code::kResourceExhausted) return false;
+  if (resumed.status().code() == Code::kCorruptData) {  // its copies failed: computed again
+    CloseSequences(head);
+    head.swapped = false;
+    return AdmitHead(head, available);
   }
+  if (!resumed.ok()) return resumed.status();
   available -= needed;
   sequences += head.num_beams();
-  if (transfer != TransferId::kNone) {
-    Push(head, transfer, blocks, needed - held);
+  if (*resumed != TransferId::kNone) {
+    Push(head, *resumed, cache.GetStats().in_transit_blocks - before, needed - held);
     return true;
   }
   head.swapped = false;  // all of it was on the device still
@@ -137,23 +137,25 @@ Status Session::Impl::LandTransfers() {
   return Status::Ok();
 }
 
-// Those that came back have gone on.
+// Those that came back have gone on, or were cancelled.
 void Session::Impl::DropLanded() {
-  std::erase_if(loading, [](const Loading& entry) { return entry.state == nullptr; });
+  std::erase_if(loading,
+                [](const Loading& entry) { return entry.state == nullptr && entry.landed; });
 }
 
 // A request whose prompt was fetched is admitted next; one that was swapped out runs again, or is
 // computed again where its copy failed.
 Status Session::Impl::Land(Loading& entry) {
-  RequestState& state = *entry.state;
   entry.landed = true;
   const Timed timed(stats.manager_s);
   const Result<TransferReport> report = cache.Accept(entry.transfer);
   if (!report.ok()) return report.status();
-  if (!state.swapped) return Status::Ok();
+  if (entry.state == nullptr || !entry.state->swapped) return Status::Ok();
+  RequestState& state = *entry.state;
   state.swapped = false;
   entry.state = nullptr;
-  if (!report->failed) {
+  // It may be corrupt though its own copies came: another transfer's, that it shares, did not.
+  if (!report->failed && cache.BlockTable(state.first().sequence).ok()) {
     AddToRunning(state);
     return Status::Ok();
   }

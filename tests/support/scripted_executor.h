@@ -32,6 +32,7 @@ class ScriptedExecutor : public Executor {
  public:
   Status Run(const ExecutorStep& step, ExecutorOutput& output) override {
     ++steps;
+    CHECK(!step.items.empty());
     std::int64_t rows = 0;
     for (std::size_t i = 0; i < step.items.size(); ++i) {
       const ExecutorItem& item = step.items[i];
