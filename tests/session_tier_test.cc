@@ -238,7 +238,7 @@ TEST_CASE("A fetch that nobody waits for any more gives its blocks back") {
 }
 
 TEST_CASE("Small pools: every request that is swapped ends, and no step is empty") {
-  for (std::int64_t blocks = 6; blocks <= 9; ++blocks) {
+  for (std::int64_t blocks = 7; blocks <= 9; ++blocks) {
     for (int seed = 0; seed < 60; ++seed) {
       INFO("blocks " << blocks << ", seed " << seed);
       TierWorld world(blocks, 64, Preempt::kSwap, seed % 2 == 0 ? 1000 : 0.01);
