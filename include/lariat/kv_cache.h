@@ -25,8 +25,9 @@ inline constexpr int kMaxPriority = 100;
 
 // How long cached blocks are to be kept, for tokens [first_token, last_token) of a sequence. A
 // block takes the greatest priority of the ranges that hold one of its tokens (of equal ones, the
-// longest ttl_ms), when it enters the index, or at the first Commit of a sequence that found it
-// there. What is given last counts; who gives nothing changes nothing.
+// longest ttl_ms), when it enters the index, at the first Commit of a sequence that found it there,
+// or when a sequence that was suspended is back. What is given last counts; who gives nothing
+// changes nothing. A text that loses its device block loses it.
 struct Retention {
   std::int64_t first_token = 0;
   std::int64_t last_token = -1;     // exclusive; -1: to the end
@@ -390,8 +391,9 @@ class KVCache {
   Status Expire(std::int64_t now_ms);
   // Lets the sequences of a salt, whatever their other keys are, leave at most so many idle blocks
   // in the cache; -1: no limit. What is more at the end of a call is freed, the salt's own next
-  // victims first. Blocks that are held or pinned do not count. O(log blocks) per block that is
-  // freed; where the salt has no quota yet, or loses it, O(blocks) once.
+  // victims first; copies in host memory stay. Blocks that are held or pinned do not count, those
+  // that a Fetch brought do once they are accepted. O(log blocks) per block that is freed; where
+  // the salt has no quota yet, or loses it, O(blocks) once.
   // Errors: kInvalidArgument (below -1), kNotReady (a plan is not prepared yet).
   Status SetQuota(std::string_view salt, std::int64_t max_idle_blocks);
 
