@@ -97,6 +97,34 @@ TEST_CASE("Tier: what a quota pushes out stays in host memory if it has a copy",
   }
 }
 
+TEST_CASE("Tier: of salts over their quotas at once the first in order goes first", "[tier]") {
+  const OpenOptions one{.salt = "one"}, two{.salt = "two"};
+  for (const bool swapped : {false, true}) {
+    CacheConfig config = Config(12, WritePolicy::kThrough);
+    config.host.num_blocks = 2;
+    CaseCache c(config);
+    std::vector<StepItem> items;
+    for (const OpenOptions& options : {swapped ? two : one, swapped ? one : two}) {
+      CaseCache::Must(c->SetQuota(options.salt, 0));
+      items.push_back({*c->Open(Range(0, 1), options), 1, 0, {}});
+    }
+    auto step = c->Plan(items);
+    REQUIRE(step.ok());
+    CaseCache::Must(c->Prepare(*step, {}));
+    CaseCache::Must(c->Commit(*step, {}, {}));
+    step = c->Plan(items);
+    REQUIRE(step.ok());
+    CaseCache::Must(c->Prepare(*step, {}));
+    for (const StepItem& item : items) CaseCache::Must(c->Close(item.sequence));
+    CHECK(c->GetStats().quota_evicted_blocks == 0);
+    CaseCache::Must(c->Commit(*step, {}, {}));
+    CHECK(c->GetStats().quota_evicted_blocks == 2);
+    Serve(c, Range(100, 1));  // its copy takes the place of what left first
+    CHECK(c->Match(Range(0, 2), one).host_tokens == 0);
+    CHECK(c->Match(Range(0, 2), two).host_tokens == 1);
+  }
+}
+
 TEST_CASE("Tier: a quota counts what a Suspend lets go of and what a Fetch brought", "[tier]") {
   CaseCache c(Config(12, WritePolicy::kThrough));
   const SequenceId a = Start(c, Range(0, 5), {}, kTenant);
