@@ -3,36 +3,23 @@
 #include <limits>
 
 #include "support/case_cache.h"
+#include "support/lives.h"
 
 namespace lariat {
 namespace {
 
 using testing::CaseCache;
-using Tokens = std::vector<TokenId>;
-using Ranges = std::vector<Retention>;
+using testing::Range;
+using testing::Ranges;
+using testing::Serve;
+using testing::Start;
+using testing::Tokens;
 
 CacheConfig Config(int block_size, std::int64_t blocks) {
   CacheConfig config = CaseCache::Config(block_size, blocks);
   config.eviction = EvictionPolicy::kPriority;
   config.max_pinned_blocks = blocks;
   return config;
-}
-
-Tokens Range(TokenId first, std::int64_t count) { return CaseCache::Range(first, count); }
-
-SequenceId Start(CaseCache& c, const Tokens& prompt, const Ranges& retention,
-                 OpenOptions options = {}) {
-  options.retention = retention;
-  const auto id = c->Open(prompt, options);
-  if (!id.ok()) FAIL(id.status().ToString());
-  c.Feed(*id, std::ssize(prompt));
-  return *id;
-}
-
-// A whole life: what is full of it is idle afterwards.
-void Serve(CaseCache& c, const Tokens& prompt, const Ranges& retention = {},
-           const OpenOptions& options = {}) {
-  CaseCache::Must(c->Close(Start(c, prompt, retention, options)));
 }
 
 // Whether a text of one block is cached.

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Priorities and quotas where there is a host tier, worked out by hand.
 #include "support/case_cache.h"
+#include "support/lives.h"
 
 namespace lariat {
 namespace {
 
 using testing::CaseCache;
-using Tokens = std::vector<TokenId>;
-using Ranges = std::vector<Retention>;
+using testing::Range;
+using testing::Ranges;
+using testing::Serve;
+using testing::Start;
+using testing::Tokens;
 
 const OpenOptions kTenant{.salt = "tenant"};
 
@@ -16,23 +20,6 @@ CacheConfig Config(std::int64_t blocks, WritePolicy write, std::int64_t clean = 
   config.eviction = EvictionPolicy::kPriority;
   config.host = {.num_blocks = 40, .write = write, .clean_blocks = clean};
   return config;
-}
-
-Tokens Range(TokenId first, std::int64_t count) { return CaseCache::Range(first, count); }
-
-SequenceId Start(CaseCache& c, const Tokens& prompt, const Ranges& retention = {},
-                 OpenOptions options = {}) {
-  options.retention = retention;
-  const auto id = c->Open(prompt, options);
-  if (!id.ok()) FAIL(id.status().ToString());
-  c.Feed(*id, std::ssize(prompt));
-  return *id;
-}
-
-// A whole life: it is idle afterwards.
-void Serve(CaseCache& c, const Tokens& prompt, const Ranges& retention = {},
-           const OpenOptions& options = {}) {
-  CaseCache::Must(c->Close(Start(c, prompt, retention, options)));
 }
 
 // Pushes `count` idle blocks out of a cache that is full.

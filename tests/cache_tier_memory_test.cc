@@ -2,29 +2,13 @@
 // The host tier and host memory: calls that run out of it change nothing, steady ones take none.
 #include "support/case_cache.h"
 #include "support/count_new.h"
+#include "support/make_at_last.h"
 
 namespace lariat {
 namespace {
 
 using testing::CaseCache;
-
-// Makes the call with 0, 1, ... allocations allowed until it goes through. Returns how often it
-// failed.
-template <class F>
-int MakeAtLast(CaseCache& c, F call) {
-  const std::string before = c->Snapshot();
-  for (int allowed = 0;; ++allowed) {
-    Status status;
-    {
-      const testing::FailNewAfter failing(allowed);
-      status = call();
-    }
-    if (status.ok()) return allowed;
-    REQUIRE(status.code() == Code::kResourceExhausted);
-    REQUIRE(c->Snapshot() == before);
-    REQUIRE(allowed < 100);
-  }
-}
+using testing::MakeAtLast;
 
 CacheConfig Config(std::int64_t blocks, std::int64_t places, WritePolicy write) {
   CacheConfig config = CaseCache::Config(1, blocks);
