@@ -67,24 +67,8 @@ struct TierWorld {
     return *std::move(cache);
   }
   void Add(Request request) { REQUIRE(session->Add(std::move(request)).ok()); }
-  void Run() {
-    for (int i = 0; i < 1000; ++i) {
-      const Result<bool> ran = session->RunStep();
-      INFO(ran.status().ToString());
-      REQUIRE(ran.ok());
-      if (!*ran) return;
-    }
-    FAIL("1000 steps and no end");
-  }
-  void CheckEmpty() const {
-    const Stats stats = cache.GetStats();
-    CHECK(stats.held_blocks == 0);
-    CHECK(stats.reserved_blocks == 0);
-    CHECK(stats.in_transit_blocks == 0);
-    CHECK(stats.host_held == 0);
-    CHECK(stats.sequences == 0);
-    CHECK(stats.free_blocks + stats.idle_blocks == stats.total_blocks);
-  }
+  void Run() { RunAll(*session); }
+  void CheckEmpty() const { test::CheckEmpty(cache); }
 
   KVCache cache;
   TierExecutor model;

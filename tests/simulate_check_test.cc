@@ -5,44 +5,17 @@
 
 #include "lariat/simulator.h"
 #include "support/catch.h"
+#include "support/same_results.h"
 #include "support/simulator_inputs.h"
 
 namespace lariat {
 namespace {
 
+using test::CheckSame;
 using test::MakeConfig;
 using test::Run;
 using test::SmallTrace;
 using test::Workload;
-
-void CheckSame(const std::optional<LatencySummary>& a, const std::optional<LatencySummary>& b) {
-  REQUIRE(a.has_value() == b.has_value());
-  if (!a) return;
-  CHECK(a->mean == b->mean);
-  CHECK(a->p50 == b->p50);
-  CHECK(a->p90 == b->p90);
-  CHECK(a->p99 == b->p99);
-  CHECK(a->max == b->max);
-}
-
-void CheckSame(const SimulationResult& a, const SimulationResult& b) {
-  CHECK(a.session.steps == b.session.steps);
-  CHECK(a.session.finished == b.session.finished);
-  CHECK(a.session.preemptions == b.session.preemptions);
-  CHECK(a.session.hit_tokens == b.session.hit_tokens);
-  CHECK(a.session.tokens_appended == b.session.tokens_appended);
-  CHECK(a.session.recomputed_tokens == b.session.recomputed_tokens);
-  CHECK(a.session.busy_s == b.session.busy_s);
-  CHECK(a.cache.total_blocks == b.cache.total_blocks);
-  CHECK(a.cache.evicted_blocks == b.cache.evicted_blocks);
-  CHECK(a.cache.peak_used_blocks == b.cache.peak_used_blocks);
-  CHECK(a.cache.merged_blocks == b.cache.merged_blocks);
-  CHECK(a.bytes_per_block == b.bytes_per_block);
-  CHECK(a.virtual_s == b.virtual_s);
-  CHECK(a.offered == b.offered);
-  CheckSame(a.ttft, b.ttft);
-  CheckSame(a.e2e, b.e2e);
-}
 
 // The model's keys and values, or latents.
 SimulatorConfig ConfigOf(bool mla, BackendKind backend, std::int64_t blocks, int block_size) {

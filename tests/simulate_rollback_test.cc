@@ -10,33 +10,17 @@
 
 #include "lariat/simulator.h"
 #include "support/catch.h"
+#include "support/same_results.h"
 #include "support/simulator_inputs.h"
 
 namespace lariat {
 namespace {
 
+using test::CheckSame;
 using test::MakeConfig;
 using test::Run;
 using test::SmallTrace;
 using test::Workload;
-
-void CheckSame(const SimulationResult& a, const SimulationResult& b) {
-  CHECK(a.session.steps == b.session.steps);
-  CHECK(a.session.finished == b.session.finished);
-  CHECK(a.session.preemptions == b.session.preemptions);
-  CHECK(a.session.hit_tokens == b.session.hit_tokens);
-  CHECK(a.session.tokens_appended == b.session.tokens_appended);
-  CHECK(a.session.recomputed_tokens == b.session.recomputed_tokens);
-  CHECK(a.session.drafted_tokens == b.session.drafted_tokens);
-  CHECK(a.session.accepted_tokens == b.session.accepted_tokens);
-  CHECK(a.session.forks == b.session.forks);
-  CHECK(a.session.busy_s == b.session.busy_s);
-  CHECK(a.cache.evicted_blocks == b.cache.evicted_blocks);
-  CHECK(a.cache.copied_blocks == b.cache.copied_blocks);
-  CHECK(a.cache.merged_blocks == b.cache.merged_blocks);
-  CHECK(a.cache.peak_used_blocks == b.cache.peak_used_blocks);
-  CHECK(a.virtual_s == b.virtual_s);
-}
 
 // What a pool may be used for, summed over cases, so that none is left out.
 struct Used {

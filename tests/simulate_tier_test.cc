@@ -6,33 +6,17 @@
 
 #include "lariat/simulator.h"
 #include "support/catch.h"
+#include "support/same_results.h"
 #include "support/simulator_inputs.h"
 
 namespace lariat {
 namespace {
 
+using test::CheckSame;
 using test::MakeConfig;
 using test::Run;
 using test::SmallTrace;
 using test::Workload;
-
-void CheckSame(const SimulationResult& a, const SimulationResult& b) {
-  CHECK(a.session.steps == b.session.steps);
-  CHECK(a.session.preemptions == b.session.preemptions);
-  CHECK(a.session.swaps == b.session.swaps);
-  CHECK(a.session.fetches == b.session.fetches);
-  CHECK(a.session.hit_tokens == b.session.hit_tokens);
-  CHECK(a.session.host_hit_tokens == b.session.host_hit_tokens);
-  CHECK(a.session.tokens_appended == b.session.tokens_appended);
-  CHECK(a.session.recomputed_tokens == b.session.recomputed_tokens);
-  CHECK(a.session.busy_s == b.session.busy_s);
-  CHECK(a.cache.evicted_blocks == b.cache.evicted_blocks);
-  CHECK(a.cache.offloaded_blocks == b.cache.offloaded_blocks);
-  CHECK(a.cache.onboarded_blocks == b.cache.onboarded_blocks);
-  CHECK(a.cache.host_evicted == b.cache.host_evicted);
-  CHECK(a.cache.peak_used_blocks == b.cache.peak_used_blocks);
-  CHECK(a.virtual_s == b.virtual_s);
-}
 
 struct Used {
   std::int64_t fetches = 0, swaps = 0, host_hits = 0, host_evicted = 0, onboarded = 0;

@@ -90,7 +90,8 @@ Result<const Op*> FindOp(const std::string& name) {
   for (const Op& op : Ops()) {
     if (name == op.name) return &op;
   }
-  return InvalidArgument("bench " + name + "; allowed: " + OpNames() + ", or manager or tier alone");
+  return InvalidArgument("bench " + name + "; allowed: " + OpNames() +
+                         ", or manager or tier alone");
 }
 
 }  // namespace lariat::tools

@@ -252,13 +252,13 @@ Status CheckAppendRope(const Backend& backend, AppendRopeParams& params) {
   return CheckPointers(params, *q_extent);
 }
 
-Status AppendRope(Device& device, const AppendRopeParams& params, Stream stream) try {
-  AppendRopeParams complete = params;
-  if (Status s = CheckAppendRope(device.backend(), complete); !s.ok()) return s;
-  if (params.num_tokens == 0) return {};
-  return device.backend().AppendRope(complete, stream);
-} catch (const std::exception&) {
-  return Status::OutOfMemory();
+Status AppendRope(Device& device, const AppendRopeParams& params, Stream stream) {
+  return Guarded([&]() -> Status {
+    AppendRopeParams complete = params;
+    if (Status s = CheckAppendRope(device.backend(), complete); !s.ok()) return s;
+    if (params.num_tokens == 0) return {};
+    return device.backend().AppendRope(complete, stream);
+  });
 }
 
 }  // namespace lariat

@@ -71,8 +71,7 @@ Status Device::Copy(std::span<const BlockCopy> copies, Stream stream) {
     const BlockCopy& copy = copies[i];
     if (copy.bytes == 0 || (copy.dst != nullptr && copy.src != nullptr)) continue;
     return InvalidArgument("copies[" + std::to_string(i) + "]." +
-                           (copy.dst == nullptr ? "dst" : "src") +
-                           " = null: must point to memory");
+                           (copy.dst == nullptr ? "dst" : "src") + " = null: must point to memory");
   }
   return copies.empty() ? Status() : backend_->Copy(copies, stream);
 }

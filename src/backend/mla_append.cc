@@ -230,53 +230,53 @@ Status ProjectDown(Backend& backend, MlaAppendParams& p, Stream stream) {
 
 }  // namespace
 
-Status MlaAppend(Device& device, const MlaAppendParams& params, Stream stream) try {
-  MlaAppendParams p = params;
-  Backend& backend = device.backend();
-  if (Status s = CheckShapeAndComplete(p, p.hidden != nullptr); !s.ok()) return s;
-  if (p.num_tokens == 0) return {};
-  if (backend.has_memory()) {
-    if (Status s = CheckPointers(p); !s.ok()) return s;
-    if (p.hidden != nullptr) {
-      if (Status s = ProjectDown(backend, p, stream); !s.ok()) return s;
+Status MlaAppend(Device& device, const MlaAppendParams& params, Stream stream) {
+  return Guarded([&]() -> Status {
+    MlaAppendParams p = params;
+    Backend& backend = device.backend();
+    if (Status s = CheckShapeAndComplete(p, p.hidden != nullptr); !s.ok()) return s;
+    if (p.num_tokens == 0) return {};
+    if (backend.has_memory()) {
+      if (Status s = CheckPointers(p); !s.ok()) return s;
+      if (p.hidden != nullptr) {
+        if (Status s = ProjectDown(backend, p, stream); !s.ok()) return s;
+      }
     }
-  }
-  return backend.MlaAppendRows(p, stream);
-} catch (const std::exception&) {
-  return Status::OutOfMemory();
+    return backend.MlaAppendRows(p, stream);
+  });
 }
 
-Status Warmup(Device& device, const MlaAppendParams& params, Stream stream) try {
-  MlaAppendParams p = params;
-  Backend& backend = device.backend();
-  const bool from_hidden = ProjectsDown(p);
-  if (Status s = CheckShapeAndComplete(p, from_hidden); !s.ok()) return s;
-  if (!from_hidden || p.num_tokens == 0) return {};
-  if (backend.has_memory()) {
-    const Inputs inputs = InputsOf(p, from_hidden);
-    const std::size_t in = SizeOf(p.in_dtype);
-    if (Status s = check::First({check::OptionalRowsPointer(inputs.hidden, in),
-                                 check::OptionalRowsPointer(inputs.w_down, in)});
-        !s.ok()) {
-      return s;
+Status Warmup(Device& device, const MlaAppendParams& params, Stream stream) {
+  return Guarded([&]() -> Status {
+    MlaAppendParams p = params;
+    Backend& backend = device.backend();
+    const bool from_hidden = ProjectsDown(p);
+    if (Status s = CheckShapeAndComplete(p, from_hidden); !s.ok()) return s;
+    if (!from_hidden || p.num_tokens == 0) return {};
+    if (backend.has_memory()) {
+      const Inputs inputs = InputsOf(p, from_hidden);
+      const std::size_t in = SizeOf(p.in_dtype);
+      if (Status s = check::First({check::OptionalRowsPointer(inputs.hidden, in),
+                                   check::OptionalRowsPointer(inputs.w_down, in)});
+          !s.ok()) {
+        return s;
+      }
     }
-  }
-  const auto bytes = static_cast<std::size_t>(ScratchBytes(p));
-  const Result<void*> scratch = backend.Scratch(ScratchUse::kLatent, bytes, stream);
-  if (!scratch.ok()) return scratch.status();
-  return backend.WarmupGemm(ProjectionOf(p), stream);
-} catch (const std::exception&) {
-  return Status::OutOfMemory();
+    const auto bytes = static_cast<std::size_t>(ScratchBytes(p));
+    const Result<void*> scratch = backend.Scratch(ScratchUse::kLatent, bytes, stream);
+    if (!scratch.ok()) return scratch.status();
+    return backend.WarmupGemm(ProjectionOf(p), stream);
+  });
 }
 
-Result<std::int64_t> WorkspaceBytes(const Device& device, const MlaAppendParams& params) try {
-  MlaAppendParams p = params;
-  const bool from_hidden = ProjectsDown(p);
-  if (Status s = CheckShapeAndComplete(p, from_hidden); !s.ok()) return s;
-  if (!from_hidden || p.num_tokens == 0 || !device.backend().has_memory()) return 0;
-  return device.backend().GemmWorkspaceBytes() + ScratchBytes(p);
-} catch (const std::exception&) {
-  return Status::OutOfMemory();
+Result<std::int64_t> WorkspaceBytes(const Device& device, const MlaAppendParams& params) {
+  return Guarded([&]() -> Result<std::int64_t> {
+    MlaAppendParams p = params;
+    const bool from_hidden = ProjectsDown(p);
+    if (Status s = CheckShapeAndComplete(p, from_hidden); !s.ok()) return s;
+    if (!from_hidden || p.num_tokens == 0 || !device.backend().has_memory()) return 0;
+    return device.backend().GemmWorkspaceBytes() + ScratchBytes(p);
+  });
 }
 
 }  // namespace lariat

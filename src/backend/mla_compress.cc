@@ -264,17 +264,17 @@ Status CopyRows(Backend& backend, const Rows& from, void* to, std::int64_t to_st
 
 }  // namespace
 
-Status MlaCompress(Device& device, const MlaCompressParams& params, Stream stream) try {
-  const Result<Params> call = Resolve(device, params);
-  if (!call.ok()) return call.status();
-  if (params.num_tokens == 0) return {};
-  if (device.backend().has_memory()) {
-    if (Status s = CheckPointers(*call); !s.ok()) return s;
-  }
-  if (call->path == MlaPath::kFused) return device.backend().MlaCompressFused(*call, stream);
-  return RunProducts(device.backend(), *call, stream);
-} catch (const std::exception&) {
-  return Status::OutOfMemory();
+Status MlaCompress(Device& device, const MlaCompressParams& params, Stream stream) {
+  return Guarded([&]() -> Status {
+    const Result<Params> call = Resolve(device, params);
+    if (!call.ok()) return call.status();
+    if (params.num_tokens == 0) return {};
+    if (device.backend().has_memory()) {
+      if (Status s = CheckPointers(*call); !s.ok()) return s;
+    }
+    if (call->path == MlaPath::kFused) return device.backend().MlaCompressFused(*call, stream);
+    return RunProducts(device.backend(), *call, stream);
+  });
 }
 
 MlaPath MlaCompressPathOf(const Device& device, const MlaCompressParams& params) {
@@ -316,28 +316,28 @@ Status PackUpProjections(Device& device, MlaCompressParams& params, void* packed
   return {};
 }
 
-Status Warmup(Device& device, const MlaCompressParams& params, Stream stream) try {
-  const Result<Params> call = Resolve(device, params);
-  if (!call.ok()) return call.status();
-  if (device.backend().has_memory()) {
-    if (Status s = CheckAlignment(*call); !s.ok()) return s;
-  }
-  if (params.num_tokens == 0 || call->path == MlaPath::kFused) return {};
-  return WarmupProducts(device.backend(), *call, stream);
-} catch (const std::exception&) {
-  return Status::OutOfMemory();
+Status Warmup(Device& device, const MlaCompressParams& params, Stream stream) {
+  return Guarded([&]() -> Status {
+    const Result<Params> call = Resolve(device, params);
+    if (!call.ok()) return call.status();
+    if (device.backend().has_memory()) {
+      if (Status s = CheckAlignment(*call); !s.ok()) return s;
+    }
+    if (params.num_tokens == 0 || call->path == MlaPath::kFused) return {};
+    return WarmupProducts(device.backend(), *call, stream);
+  });
 }
 
-Result<std::int64_t> WorkspaceBytes(const Device& device, const MlaCompressParams& params) try {
-  const Result<Params> call = Resolve(device, params);
-  if (!call.ok()) return call.status();
-  const Backend& backend = device.backend();
-  if (params.num_tokens == 0 || call->path == MlaPath::kFused || !backend.has_memory()) {
-    return std::int64_t{0};
-  }
-  return backend.GemmWorkspaceBytes() + ScratchBytes(*call);
-} catch (const std::exception&) {
-  return Status::OutOfMemory();
+Result<std::int64_t> WorkspaceBytes(const Device& device, const MlaCompressParams& params) {
+  return Guarded([&]() -> Result<std::int64_t> {
+    const Result<Params> call = Resolve(device, params);
+    if (!call.ok()) return call.status();
+    const Backend& backend = device.backend();
+    if (params.num_tokens == 0 || call->path == MlaPath::kFused || !backend.has_memory()) {
+      return std::int64_t{0};
+    }
+    return backend.GemmWorkspaceBytes() + ScratchBytes(*call);
+  });
 }
 
 }  // namespace lariat

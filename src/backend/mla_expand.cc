@@ -196,75 +196,76 @@ Result<void*> LatentScratch(Backend& backend, const Params& p, Stream stream) {
 
 }  // namespace
 
-Status MlaExpand(Device& device, const MlaExpandParams& params, Stream stream) try {
-  const Result<Params> call = Resolve(params);
-  if (!call.ok()) return call.status();
-  if (params.num_tokens == 0) return {};
-  Backend& backend = device.backend();
-  if (backend.has_memory()) {
-    if (Status s = CheckPointers(*call); !s.ok()) return s;
-  }
-  const Result<void*> latent = LatentScratch(backend, *call, stream);
-  if (!latent.ok()) return latent.status();
-  if (Status s = backend.MlaGather({*call, *latent}, stream); !s.ok()) return s;
-  return ForProducts(*call, *latent, [&](const GemmParams& g) { return backend.Gemm(g, stream); });
-} catch (const std::exception&) {
-  return Status::OutOfMemory();
+Status MlaExpand(Device& device, const MlaExpandParams& params, Stream stream) {
+  return Guarded([&]() -> Status {
+    const Result<Params> call = Resolve(params);
+    if (!call.ok()) return call.status();
+    if (params.num_tokens == 0) return {};
+    Backend& backend = device.backend();
+    if (backend.has_memory()) {
+      if (Status s = CheckPointers(*call); !s.ok()) return s;
+    }
+    const Result<void*> latent = LatentScratch(backend, *call, stream);
+    if (!latent.ok()) return latent.status();
+    if (Status s = backend.MlaGather({*call, *latent}, stream); !s.ok()) return s;
+    return ForProducts(*call, *latent,
+                       [&](const GemmParams& g) { return backend.Gemm(g, stream); });
+  });
 }
 
-Status Warmup(Device& device, const MlaExpandParams& params, Stream stream) try {
-  const Result<Params> call = Resolve(params);
-  if (!call.ok()) return call.status();
-  Backend& backend = device.backend();
-  if (backend.has_memory()) {
-    if (Status s = CheckAlignment(*call); !s.ok()) return s;
-  }
-  if (params.num_tokens == 0) return {};
-  if (const Result<void*> latent = LatentScratch(backend, *call, stream); !latent.ok()) {
-    return latent.status();
-  }
-  // No latent is given: its memory is aligned.
-  return ForProducts(*call, nullptr,
-                     [&](const GemmParams& g) { return backend.WarmupGemm(g, stream); });
-} catch (const std::exception&) {
-  return Status::OutOfMemory();
+Status Warmup(Device& device, const MlaExpandParams& params, Stream stream) {
+  return Guarded([&]() -> Status {
+    const Result<Params> call = Resolve(params);
+    if (!call.ok()) return call.status();
+    Backend& backend = device.backend();
+    if (backend.has_memory()) {
+      if (Status s = CheckAlignment(*call); !s.ok()) return s;
+    }
+    if (params.num_tokens == 0) return {};
+    if (const Result<void*> latent = LatentScratch(backend, *call, stream); !latent.ok()) {
+      return latent.status();
+    }
+    // No latent is given: its memory is aligned.
+    return ForProducts(*call, nullptr,
+                       [&](const GemmParams& g) { return backend.WarmupGemm(g, stream); });
+  });
 }
 
-Result<std::int64_t> WorkspaceBytes(const Device& device, const MlaExpandParams& params) try {
-  const Result<Params> call = Resolve(params);
-  if (!call.ok()) return call.status();
-  const Backend& backend = device.backend();
-  const std::int64_t scratch = ScratchBytes(*call);
-  if (scratch == 0 || !backend.has_memory()) return std::int64_t{0};
-  return backend.GemmWorkspaceBytes() + scratch;
-} catch (const std::exception&) {
-  return Status::OutOfMemory();
+Result<std::int64_t> WorkspaceBytes(const Device& device, const MlaExpandParams& params) {
+  return Guarded([&]() -> Result<std::int64_t> {
+    const Result<Params> call = Resolve(params);
+    if (!call.ok()) return call.status();
+    const Backend& backend = device.backend();
+    const std::int64_t scratch = ScratchBytes(*call);
+    if (scratch == 0 || !backend.has_memory()) return std::int64_t{0};
+    return backend.GemmWorkspaceBytes() + scratch;
+  });
 }
 
-Result<AbsorbedProjections> AbsorbViews(const MlaExpandParams& params) try {
-  Params p = params;
-  if (Status s = CheckWeightShape(p); !s.ok()) return s;
-  if (Status s = CompleteWeight(p); !s.ok()) return s;
-  if (Status s = check::First({check::RowsFit(Weight(p), SizeOf(p.dtype)),
-                               check::RowsPointer(Weight(p), SizeOf(p.dtype))});
-      !s.ok()) {
-    return s;
-  }
-  const bool out_in = p.layout == WeightLayout::kOutIn;
-  HeadMatrices w_uk;
-  w_uk.data = p.w_kv_b;
-  w_uk.heads = p.heads;
-  w_uk.rows = p.nope_dim;
-  w_uk.columns = p.rank;
-  w_uk.head_stride = HeadStride(p);
-  w_uk.row_stride = out_in ? p.w_kv_b_stride : 1;
-  w_uk.column_stride = out_in ? 1 : p.w_kv_b_stride;
-  HeadMatrices w_uv = w_uk;
-  w_uv.data = ValuesWeight(p);
-  w_uv.rows = p.v_dim;
-  return AbsorbedProjections{w_uk, w_uv};
-} catch (const std::exception&) {
-  return Status::OutOfMemory();
+Result<AbsorbedProjections> AbsorbViews(const MlaExpandParams& params) {
+  return Guarded([&]() -> Result<AbsorbedProjections> {
+    Params p = params;
+    if (Status s = CheckWeightShape(p); !s.ok()) return s;
+    if (Status s = CompleteWeight(p); !s.ok()) return s;
+    if (Status s = check::First({check::RowsFit(Weight(p), SizeOf(p.dtype)),
+                                 check::RowsPointer(Weight(p), SizeOf(p.dtype))});
+        !s.ok()) {
+      return s;
+    }
+    const bool out_in = p.layout == WeightLayout::kOutIn;
+    HeadMatrices w_uk;
+    w_uk.data = p.w_kv_b;
+    w_uk.heads = p.heads;
+    w_uk.rows = p.nope_dim;
+    w_uk.columns = p.rank;
+    w_uk.head_stride = HeadStride(p);
+    w_uk.row_stride = out_in ? p.w_kv_b_stride : 1;
+    w_uk.column_stride = out_in ? 1 : p.w_kv_b_stride;
+    HeadMatrices w_uv = w_uk;
+    w_uv.data = ValuesWeight(p);
+    w_uv.rows = p.v_dim;
+    return AbsorbedProjections{w_uk, w_uv};
+  });
 }
 
 }  // namespace lariat

@@ -93,17 +93,17 @@ Status CheckPointers(const RopeUpdateParams& p, const Sizes& sizes) {
 
 }  // namespace
 
-Status RopeUpdate(Device& device, const RopeUpdateParams& params, Stream stream) try {
-  Sizes sizes;
-  if (Status s = CheckTypes(params); !s.ok()) return s;
-  if (Status s = CheckSizes(params, sizes); !s.ok()) return s;
-  if (sizes.cache == 0) return {};
-  if (device.backend().has_memory()) {
-    if (Status s = CheckPointers(params, sizes); !s.ok()) return s;
-  }
-  return device.backend().RopeUpdate(params, stream);
-} catch (const std::exception&) {
-  return Status::OutOfMemory();
+Status RopeUpdate(Device& device, const RopeUpdateParams& params, Stream stream) {
+  return Guarded([&]() -> Status {
+    Sizes sizes;
+    if (Status s = CheckTypes(params); !s.ok()) return s;
+    if (Status s = CheckSizes(params, sizes); !s.ok()) return s;
+    if (sizes.cache == 0) return {};
+    if (device.backend().has_memory()) {
+      if (Status s = CheckPointers(params, sizes); !s.ok()) return s;
+    }
+    return device.backend().RopeUpdate(params, stream);
+  });
 }
 
 }  // namespace lariat

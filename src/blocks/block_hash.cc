@@ -64,7 +64,7 @@ BlockHash HashRoot(const OpenOptions& options, std::uint32_t rope_choice) {
 
 BlockHash HashBlock(const BlockHash& parent, std::span<const TokenId> tokens) {
   Hasher hasher;
-  for (const std::uint8_t byte : parent.bytes) hasher.Number(byte);
+  hasher.Bytes({reinterpret_cast<const char*>(parent.bytes.data()), parent.bytes.size()});
   for (const TokenId token : tokens) hasher.Number(static_cast<std::uint32_t>(token));
   return hasher.Result();
 }

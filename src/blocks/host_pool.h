@@ -14,7 +14,7 @@ namespace lariat::blocks {
 //   cached: it holds the copy of a node that nobody needs. Those whose node is in the host tier
 //     alone, and those whose node is on the device too, are a list each, least recent first; or
 //   held: by suspended sequences, transfers, or whoever chose it for something new.
-// Leaf first comes for free, as in LruList: nodes leave the device leaf first, and whoever holds
+// Leaf first comes for free, as in LruEvictor: nodes leave the device leaf first, and whoever holds
 // the place of a node holds the places of all above it and lets go of them deepest first. Cost:
 // O(1) per call. No allocation once made. Threads: externally synchronised.
 class HostPool {

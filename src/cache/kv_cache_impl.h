@@ -61,7 +61,8 @@ struct KVCache::Impl {
   // The handle of a step was dropped.
   void Drop(std::uint64_t id) noexcept;
   // Discards dropped steps, latest first, as far as that is legal.
-  void DiscardAbandoned();
+  // Returns whether there were any.
+  bool DiscardAbandoned();
   Result<PollReport> Poll();
   // Reads the fault records of steps that ended and have passed; returns how many have not.
   Result<int> HarvestPassed();

@@ -49,8 +49,9 @@ Result<StepRecord*> KVCache::Impl::AcquireRecord() {
 
 Result<std::uint64_t> KVCache::Impl::Plan(std::span<const StepItem> items, const StepShape& shape,
                                           PlanFailure* failure) {
-  DiscardAbandoned();  // where memory was lacking before
-  Publish();           // starts the copies that this decided on: the plan's fence is to know them
+  // Where memory was lacking before. Starts the copies that this decided on: the plan's fence is to
+  // know them.
+  if (DiscardAbandoned()) Publish();
   // Before a record is taken: there is one to take only then.
   if (Status ready = manager.CheckReady(); !ready.ok()) return ready;
   Result<StepRecord*> record = AcquireRecord();
@@ -250,7 +251,8 @@ void KVCache::Impl::Drop(std::uint64_t id) noexcept {
   Publish();
 }
 
-void KVCache::Impl::DiscardAbandoned() {
+bool KVCache::Impl::DiscardAbandoned() {
+  bool any = false;
   const auto legal = [&](const StepRecord& record) {
     try {
       return manager.CheckDiscard(record.plan).ok();
@@ -266,9 +268,10 @@ void KVCache::Impl::DiscardAbandoned() {
       if (!device.Record(record.event, record.stream).ok()) continue;  // the device is lost
       manager.Discard(record.plan);
       NoteEnd(record);
-      again = true;
+      again = any = true;
     }
   }
+  return any;
 }
 
 void KVCache::Impl::Harvest(StepRecord& record) {

@@ -120,7 +120,7 @@ struct Session::Impl {
 
   // session_transfers.cc
   double Seconds(const TransferWork& work);
-  double BookUp(std::int64_t blocks);
+  double Book(std::int64_t blocks, bool to_device);
   void BookDown();
   Result<bool> StartFetch(RequestState& head, const PrefixMatch& hit, std::int64_t needed);
   Result<bool> StartResume(RequestState& head, std::int64_t& available);

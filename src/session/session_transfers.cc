@@ -19,12 +19,12 @@ double Session::Impl::Seconds(const TransferWork& work) {
   return std::max(0.0, seconds);
 }
 
-// When a transfer to the device that starts now is done.
-double Session::Impl::BookUp(std::int64_t blocks) {
-  const double seconds =
-      Seconds({.blocks = blocks, .bytes = blocks * bytes_per_block, .to_device = true});
-  up_free_s = std::max(up_free_s, now) + seconds;
-  return up_free_s;
+// Puts a transfer that starts now onto its way of the link; returns when it is done.
+double Session::Impl::Book(std::int64_t blocks, bool to_device) {
+  double& free_s = to_device ? up_free_s : down_free_s;
+  free_s = std::max(free_s, now) +
+           Seconds({.blocks = blocks, .bytes = blocks * bytes_per_block, .to_device = to_device});
+  return free_s;
 }
 
 // Puts what the cache has begun to copy to host memory since the last call onto the link's way
@@ -34,16 +34,16 @@ void Session::Impl::BookDown() {
   const std::int64_t blocks = cache.GetStats().offloaded_blocks - offloaded;
   if (blocks == 0) return;
   offloaded += blocks;
-  const double seconds =
-      Seconds({.blocks = blocks, .bytes = blocks * bytes_per_block, .to_device = false});
-  down_free_s = std::max(down_free_s, now) + seconds;
+  Book(blocks, /*to_device=*/false);
 }
 
 void Session::Impl::Push(RequestState& state, TransferId transfer, std::int64_t blocks,
                          std::int64_t owed) {
   last_transfer = transfer;
-  loading.push_back(
-      {.state = &state, .transfer = transfer, .done_s = BookUp(blocks), .owed = owed});
+  loading.push_back({.state = &state,
+                     .transfer = transfer,
+                     .done_s = Book(blocks, /*to_device=*/true),
+                     .owed = owed});
 }
 
 // False: there is nothing to fetch, or no room for it; then the request does without.

@@ -15,8 +15,8 @@ Result<HostStorage> HostStorage::Create(Device device, const BlockLayout& layout
   return HostStorage(std::move(device), *std::move(pages), page_bytes, layout.ranges_per_block());
 }
 
-Status HostStorage::Copy(const BlockStorage& blocks, std::span<const blocks::TierCopy> moves, bool down,
-                         Stream stream) {
+Status HostStorage::Copy(const BlockStorage& blocks, std::span<const blocks::TierCopy> moves,
+                         bool down, Stream stream) {
   while (!moves.empty()) {
     const auto lot = moves.first(std::min(moves.size(), kMostMoves));
     copies_.clear();

@@ -36,6 +36,28 @@ inline Request MakeRequest(std::uint64_t tag, std::int64_t prompt, std::int64_t 
   return request;
 }
 
+// Steps until nothing waits or runs.
+inline void RunAll(Session& session) {
+  for (int i = 0; i < 1000; ++i) {
+    const Result<bool> ran = session.RunStep();
+    INFO(ran.status().ToString());
+    REQUIRE(ran.ok());
+    if (!*ran) return;
+  }
+  FAIL("1000 steps and no end");
+}
+
+// Every block is back, and nobody holds a place in host memory.
+inline void CheckEmpty(const KVCache& cache) {
+  const Stats stats = cache.GetStats();
+  CHECK(stats.held_blocks == 0);
+  CHECK(stats.reserved_blocks == 0);
+  CHECK(stats.in_transit_blocks == 0);
+  CHECK(stats.host_held == 0);
+  CHECK(stats.sequences == 0);
+  CHECK(stats.free_blocks + stats.idle_blocks == stats.total_blocks);
+}
+
 // A session over its own cache, model and observer.
 struct World {
   explicit World(std::int64_t blocks,
@@ -50,25 +72,11 @@ struct World {
     REQUIRE(id.ok());
     return *id;
   }
-  void Run() {
-    for (int i = 0; i < 1000; ++i) {
-      const Result<bool> ran = session->RunStep();
-      REQUIRE(ran.ok());
-      if (!*ran) return;
-    }
-    FAIL("1000 steps and no end");
-  }
+  void Run() { RunAll(*session); }
   void Steps(int count) {
     for (int i = 0; i < count; ++i) REQUIRE(*session->RunStep());
   }
-  // Every block is back.
-  void CheckEmpty() const {
-    const Stats stats = cache.GetStats();
-    CHECK(stats.held_blocks == 0);
-    CHECK(stats.reserved_blocks == 0);
-    CHECK(stats.sequences == 0);
-    CHECK(stats.free_blocks + stats.idle_blocks == stats.total_blocks);
-  }
+  void CheckEmpty() const { test::CheckEmpty(cache); }
 
   KVCache cache;
   ScriptedExecutor model;
