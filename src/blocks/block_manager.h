@@ -112,7 +112,7 @@ class BlockManager {
   // Host side of Prepare: the plan can no longer be undone.
   void Prepare(PlannedStep& step);
   // Checks a Commit; changes nothing.
-  Status CheckCommit(const PlannedStep& step, std::span<const StepCommit> commits);
+  Status CheckCommit(PlannedStep& step, std::span<const StepCommit> commits);
   // REQUIRES: CheckCommit said Ok.
   void Commit(PlannedStep& step, std::span<const StepCommit> commits);
   // Checks a Discard; changes nothing.
@@ -238,6 +238,7 @@ class BlockManager {
   }
 
   // plan.cc
+  Status CheckPositions(const StepItem& item) const;
   Status CheckItems(std::span<const StepItem> items);
   Status Fill(std::span<const StepItem> items, const StepShape& shape, PlannedStep& step,
               PlanFailure* failure);
@@ -257,8 +258,9 @@ class BlockManager {
   void EnsureCapacity(std::int64_t blocks);
 
   // settle.cc
-  Status CheckEntry(const PlannedStep& step, const StepCommit& commit, int item) const;
-  void ReserveCommit(const PlannedStep& step, std::span<const StepCommit> commits);
+  Status MatchCommits(PlannedStep& step, std::span<const StepCommit> commits);
+  static Status CheckEntry(const PlannedStep& step, std::size_t index, const StepCommit& commit,
+                           const Sequence& sequence);
   void ReserveReleases(std::int64_t count);
   std::int64_t BlocksToIndex(const Sequence& sequence, std::int64_t settled,
                              std::int64_t known) const;
@@ -277,8 +279,16 @@ class BlockManager {
   PlannedStep* LastLiveStep(int entry);
   void DropReference(BlockId block);
   void DropSequence(Sequence& sequence);
+  // The block that a token is in. A division would take longer than all else that a step does for
+  // a sequence.
+  std::int64_t BlockAt(std::int64_t token) const {
+    return block_shift_ >= 0 ? token >> block_shift_ : token / config_.block_size;
+  }
   std::int64_t BlocksFor(std::int64_t tokens) const {
-    return (tokens + config_.block_size - 1) / config_.block_size;
+    return BlockAt(tokens + config_.block_size - 1);
+  }
+  bool BeginsBlock(std::int64_t token) const {
+    return token == BlockAt(token) * config_.block_size;
   }
 
   // sides.cc
@@ -418,6 +428,7 @@ class BlockManager {
   void LetGo(Transfer& transfer);
 
   const ManagerConfig config_;
+  const int block_shift_;  // log2 of a block size that is a power of two; else -1
   BlockPool pool_;
   IdleBlocks idle_;
   PrefixIndex index_;

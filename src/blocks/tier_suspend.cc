@@ -123,6 +123,7 @@ TransferId BlockManager::FinishSuspend() {
   WritesStarted();
   ForEachHeld(sequence, [&](BlockId block) { DropReference(block); });
   sequence.table.clear();
+  sequence.owns_tail = false;
   for (SideTable& side : sequence.sides) side.table.clear();
   sequence.first_dirty = 0;
   sequence.suspended = true;
