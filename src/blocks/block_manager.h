@@ -262,14 +262,24 @@ class BlockManager {
   static Status CheckEntry(const PlannedStep& step, std::size_t index, const StepCommit& commit,
                            const Sequence& sequence);
   void ReserveReleases(std::int64_t count);
+  // The full blocks that would enter the index, or merge, with so many settled rows and known ids.
   std::int64_t BlocksToIndex(const Sequence& sequence, std::int64_t settled,
-                             std::int64_t known) const;
-  static std::int64_t EndOf(const PlannedStep& step, std::size_t index, std::int64_t kept);
+                             std::int64_t known) const {
+    if (!config_.reuse || !sequence.indexable) return 0;
+    return std::max<std::int64_t>(0, BlockAt(std::min(settled, known)) - sequence.indexed);
+  }
+  // Where the first `kept` rows of an item end.
+  static std::int64_t EndOf(const PlannedStep& step, std::size_t index, std::int64_t kept) {
+    return std::min<std::int64_t>(step.rows[index].start + kept, step.items[index].limit);
+  }
   void SettleItem(PlannedStep& step, std::size_t index, const StepCommit* commit);
   void SettleBlocks(PlannedStep& step, std::size_t index, std::int64_t end);
   void DiscardItem(PlannedStep& step, std::size_t index);
   void EndStep(PlannedStep& step, bool discarded);
-  void IndexFullBlocks(Sequence& sequence);
+  void IndexFullBlocks(Sequence& sequence) {
+    if (BlocksToIndex(sequence, sequence.settled, sequence.known()) > 0) IndexNewBlocks(sequence);
+    if (sequence.retains) RetainNewBlocks(sequence);
+  }
   void IndexNewBlocks(Sequence& sequence);
   void IndexTail(Sequence& sequence);
   NodeId Index(std::int32_t parent, std::span<const TokenId> tokens, BlockId block);

@@ -273,7 +273,7 @@ void BlockManager::Reserve(PlannedStep& step) {
       item.tail_held = item.cow_target == kNoBlock &&
                        sequence.settled > static_cast<std::int64_t>(tail) * config_.block_size;
       // Read only where somebody wants to know: it is a line of memory for each sequence.
-      if (!item.tail_held || has_tier() || config_.track_writes) {
+      if (!item.tail_held || item.new_blocks > 0 || has_tier() || config_.track_writes) {
         item.tail_block = sequence.table[tail];
       }
       for (std::size_t side = 0; side < sides_.count(); ++side) {

@@ -71,8 +71,8 @@ void BlockManager::AddPositions(const StepItem& item, std::int64_t count, Planne
 
 Status BlockManager::AddRows(const StepItem& item, PlannedStep& step) {
   Sequence& sequence = *sequences_.Find(item.sequence);
-  StepRows rows;
-  PlannedItem planned;
+  StepRows& rows = step.rows.emplace_back();
+  PlannedItem& planned = step.items.emplace_back();
   rows.sequence = item.sequence;
   rows.first_row = step.num_tokens;
   rows.start = sequence.planned;
@@ -114,8 +114,6 @@ Status BlockManager::AddRows(const StepItem& item, PlannedStep& step) {
             rows);
   }
   step.hit_tokens += rows.hit;
-  step.rows.push_back(rows);
-  step.items.push_back(planned);
   return {};
 }
 

@@ -78,18 +78,6 @@ void BlockManager::ReserveReleases(std::int64_t count) {
   }
 }
 
-// The full blocks that would enter the index, or merge, with so many settled rows and known ids.
-std::int64_t BlockManager::BlocksToIndex(const Sequence& sequence, std::int64_t settled,
-                                         std::int64_t known) const {
-  if (!config_.reuse || !sequence.indexable) return 0;
-  return std::max<std::int64_t>(0, BlockAt(std::min(settled, known)) - sequence.indexed);
-}
-
-// Where the first `kept` rows of an item end.
-std::int64_t BlockManager::EndOf(const PlannedStep& step, std::size_t index, std::int64_t kept) {
-  return std::min<std::int64_t>(step.rows[index].start + kept, step.items[index].limit);
-}
-
 Status BlockManager::CheckEntry(const PlannedStep& step, std::size_t index,
                                 const StepCommit& commit, const Sequence& sequence) {
   const StepRows& rows = step.rows[index];
@@ -148,9 +136,11 @@ void BlockManager::SettleItem(PlannedStep& step, std::size_t index, const StepCo
         std::min<std::int64_t>(std::ssize(commit->tokens), end - sequence.known()));
     for (const TokenId token : commit->tokens.first(wanted)) sequence.ids.push_back(token);
   }
-  SettleBlocks(step, index, end);
+  // Nothing changes for a block that held settled rows before.
+  const bool in_held = item.tail_held && item.new_blocks == 0 && !config_.track_writes;
+  if (!in_held) SettleBlocks(step, index, end);
   IndexFullBlocks(sequence);
-  SlideOut(sequence);
+  if (sides_.any()) SlideOut(sequence);
 }
 
 // The blocks that the kept rows, up to `end`, were written to become held. They are those of the
@@ -170,8 +160,7 @@ void BlockManager::SettleBlocks(PlannedStep& step, std::size_t index, std::int64
     if (config_.track_writes) step.written.push_back({block, pool_.generation(block)});
   };
   const auto groups = static_cast<std::size_t>(GroupCount());
-  const bool known = item.tail_held && !config_.track_writes;  // nothing changes for the tail
-  for (std::int64_t b = tail + (known ? 1 : 0); b < BlocksFor(end); ++b) {
+  for (std::int64_t b = tail; b < BlocksFor(end); ++b) {
     if (b < item.first_new_block) {
       settle(item.tail_block);
       for (std::size_t side = 0; side < sides_.count(); ++side) {
@@ -275,17 +264,11 @@ void BlockManager::EndStep(PlannedStep& step, bool discarded) {
   step.phase = StepPhase::kEnded;
 }
 
-void BlockManager::IndexFullBlocks(Sequence& sequence) {
-  IndexNewBlocks(sequence);
-  RetainNewBlocks(sequence);
-}
-
 // Puts the sequence's full blocks with known ids into the index, one below the other. A block whose
 // equal is indexed already gives way to that one.
+// REQUIRES: there are some.
 void BlockManager::IndexNewBlocks(Sequence& sequence) {
-  if (!config_.reuse || !sequence.indexable) return;
   const std::int64_t full = BlockAt(std::min(sequence.settled, sequence.known()));
-  if (sequence.indexed >= full) return;
   const std::span<const TokenId> ids = sequence.ids;
   const auto first = static_cast<std::size_t>(sequence.indexed);
   std::int32_t parent = first == 0 ? sequence.root : index_.node(sequence.table[first - 1]);
