@@ -287,7 +287,7 @@ class BlockManager {
   void Release(const Sequence& sequence, BlockId block);
   void ReleaseWith(PlannedStep& step, BlockId block, int sequence);
   PlannedStep* LastLiveStep(int entry);
-  void DropReference(BlockId block);
+  void DropReference(BlockId block, bool late = false);
   void DropSequence(Sequence& sequence);
   // The block that a token is in. A division would take longer than all else that a step does for
   // a sequence.

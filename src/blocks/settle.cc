@@ -365,9 +365,10 @@ PlannedStep* BlockManager::LastLiveStep(int entry) {
   return found == live_.rend() ? nullptr : *found;
 }
 
-void BlockManager::DropReference(BlockId block) {
+//   late: a copy still reads it: others are to be taken first
+void BlockManager::DropReference(BlockId block, bool late) {
   const bool cached = IsCached(block);
-  if (pool_.Unclaim(block, cached) && cached) AddIdle(block);
+  if (pool_.Unclaim(block, cached, late) && cached) AddIdle(block);
 }
 
 // Lets the last block of a sequence that ends be found by the tokens that it holds, though it is
