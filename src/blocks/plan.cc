@@ -128,6 +128,7 @@ Status BlockManager::Fill(std::span<const StepItem> items, const StepShape& shap
   step.hit_tokens = 0;
   step.needed = 0;
   step.fence = 0;
+  step.tails_unknown = false;
   step.rows.clear();
   step.items.clear();
   step.positions.clear();
@@ -141,7 +142,7 @@ Status BlockManager::Fill(std::span<const StepItem> items, const StepShape& shap
     if (Status added = AddRows(item, step); !added.ok()) return added;
   }
   if (Status shaped = ApplyShape(shape, step); !shaped.ok()) return shaped;
-  Unshare(step);
+  if (step.tails_unknown) Unshare(step);
   if (Status room = CheckRoom(step, failure); !room.ok()) return room;
   Reserve(step);
   return {};

@@ -70,7 +70,7 @@ void BlockManager::AddPositions(const StepItem& item, std::int64_t count, Planne
 }
 
 Status BlockManager::AddRows(const StepItem& item, PlannedStep& step) {
-  Sequence& sequence = *sequences_.Find(item.sequence);
+  Sequence& sequence = sequences_.at(SequenceTable::IndexOf(item.sequence));
   StepRows& rows = step.rows.emplace_back();
   PlannedItem& planned = step.items.emplace_back();
   rows.sequence = item.sequence;
@@ -86,6 +86,7 @@ Status BlockManager::AddRows(const StepItem& item, PlannedStep& step) {
     rows.start = rows.hit;
     rows.count = std::min(item.num_tokens, sequence.prompt_length - rows.hit);
   }
+  step.tails_unknown |= !planned.first_plan && !sequence.owns_tail;
   planned.certain =
       static_cast<std::int32_t>(std::min(item.num_tokens - item.num_drafts, rows.count));
   planned.first_new_block =

@@ -86,6 +86,7 @@ struct PlannedStep {
   // Set by who runs the copies, before: from then on the targets hold what they held no more, even
   // where Prepare fails.
   bool copied = false;
+  bool tails_unknown = false;  // of some item it has to be seen whether its tail is its own
   std::vector<StepRows> rows;
   std::vector<PlannedItem> items;  // parallel to rows
   std::vector<std::int32_t> positions;
