@@ -13,6 +13,8 @@
 
 #include "bench_data.h"
 #include "bench_shape.h"
+#include "bench_tier_appends.h"
+#include "bench_timer.h"
 #include "lariat/kv_cache.h"
 
 namespace lariat::tools {
@@ -71,9 +73,12 @@ class World {
   std::vector<std::byte> Rows(SequenceId sequence);
   void MoveRows(std::vector<TierRow>& rows, const std::string& shape);
 
-  // One step that is discarded: seconds of Prepare with its upload, and of the appends.
-  std::pair<double, double> Step(std::span<const StepItem> items, bool append);
-  void StepRows(std::vector<TierRow>& rows, const std::string& shape, bool append);
+  // Seconds of Prepare, with its tables.
+  double PrepareDecode();
+  template <class Sample>
+  void StepRows(std::vector<TierRow>& rows, const std::string& shape, const char* name,
+                Sample sample);
+  void AppendRows(std::vector<TierRow>& rows, const std::string& shape);
   // Starts a suspend and a resume at once, and says whether both are on their way still.
   void StartPair();
   bool PairRuns();
@@ -230,21 +235,16 @@ void World::MoveRows(std::vector<TierRow>& rows, const std::string& shape) {
   }
 }
 
-std::pair<double, double> World::Step(std::span<const StepItem> items, bool append) {
-  Result<lariat::Step> step = cache_->Plan(items);
-  if (!Check(step.status())) return {};
+// Of a step that is discarded.
+double World::PrepareDecode() {
+  Result<lariat::Step> step = cache_->Plan(decode_);
+  if (!Check(step.status())) return 0;
   const double begin = Now();
-  if (!Check(cache_->Prepare(*step, stream_))) return {};
+  if (!Check(cache_->Prepare(*step, stream_))) return 0;
   Check(device_.Synchronize(stream_));
-  const double prepared = Now();
-  for (int layer = 0; append && layer < shape_.layers; ++layer) {
-    const AppendInputs inputs{.dtype = DType::kBF16, .k = rows_in_.data(), .v = rows_in_.data()};
-    Check(cache_->Append(*step, layer, inputs, stream_));
-  }
-  if (append) Check(device_.Synchronize(stream_));
   const double end = Now();
   Check(cache_->Discard(*step, stream_));
-  return {prepared - begin, end - prepared};
+  return end - begin;
 }
 
 // The resume first: it takes blocks that no copy reads.
@@ -268,22 +268,17 @@ void World::EndPair() {
   while (status_.ok() && !down_done_) PairRuns();
 }
 
-// Alone, and beside copies in both directions: of those only steps count that both outlasted.
-void World::StepRows(std::vector<TierRow>& rows, const std::string& shape, bool append) {
-  const std::span<const StepItem> items =
-      append ? std::span<const StepItem>(&chunk_, 1) : std::span<const StepItem>(decode_);
-  const auto seconds = [&] {
-    const auto [prepare, appends] = Step(items, append);
-    return append ? appends : prepare;
-  };
+// Alone, and beside copies in both directions: of those only samples count that both outlasted.
+template <class Sample>
+void World::StepRows(std::vector<TierRow>& rows, const std::string& shape, const char* name,
+                     Sample sample) {
   std::vector<double> alone, beside;
-  for (int i = 0; i < 3 && status_.ok(); ++i) seconds();  // warm-up
+  for (int i = 0; i < 3 && status_.ok(); ++i) sample();  // warm-up
   double begin = Now();
   while (std::ssize(alone) < kSteps && status_.ok() && Now() - begin < kPatience) {
-    alone.push_back(seconds());
+    alone.push_back(sample());
   }
   if (!status_.ok()) return;
-  const char* const name = append ? "tier-append" : "tier-prepare";
   rows.push_back({name, shape, Quantile(alone, 0.5), Quantile(alone, 0.99)});
   begin = Now();
   for (int pairs = 0; std::ssize(beside) < kSteps && status_.ok() && Now() - begin < kPatience;
@@ -291,8 +286,8 @@ void World::StepRows(std::vector<TierRow>& rows, const std::string& shape, bool 
     if (pairs == 10 && beside.empty()) return;  // copies that run at once leave no room beside
     StartPair();
     while (status_.ok() && PairRuns()) {
-      const double sample = seconds();
-      if (PairRuns()) beside.push_back(sample);
+      const double seconds = sample();
+      if (PairRuns()) beside.push_back(seconds);
     }
     EndPair();
   }
@@ -302,10 +297,23 @@ void World::StepRows(std::vector<TierRow>& rows, const std::string& shape, bool 
   rows.push_back(row);
 }
 
+// One step's appends, again and again.
+void World::AppendRows(std::vector<TierRow>& rows, const std::string& shape) {
+  Result<lariat::Step> step = cache_->Plan(std::span<const StepItem>(&chunk_, 1));
+  if (!Check(step.status()) || !Check(cache_->Prepare(*step, stream_))) return;
+  CacheAppends appends(*cache_, *step, rows_in_.data());
+  const std::unique_ptr<Timer> timer = MakeTimer(device_);
+  if (Check(timer->Begin(appends, stream_))) {
+    StepRows(rows, shape, "tier-append", [&] { return Take(timer->Sample()); });
+  }
+  timer->End();
+  Check(cache_->Discard(*step, stream_));
+}
+
 Status World::Run(std::vector<TierRow>& rows, const std::string& shape) {
   if (status_.ok()) MoveRows(rows, shape);
-  if (status_.ok()) StepRows(rows, shape, false);
-  if (status_.ok()) StepRows(rows, shape, true);
+  if (status_.ok()) StepRows(rows, shape, "tier-prepare", [&] { return PrepareDecode(); });
+  if (status_.ok()) AppendRows(rows, shape);
   return status_;
 }
 

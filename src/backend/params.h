@@ -53,6 +53,8 @@ struct StepTablesParams {
   // StepHeader, StepEntry[], int32 words: device memory, or pinned host memory that stays as it is
   // until the stream has passed the call.
   const void* upload = nullptr;
+  // Where it is host memory, its bytes: the launch may then take them along. 0: it may not.
+  std::int64_t host_bytes = 0;
   StepHeader header;             // the same header, for the launch
   int block_size = 1;
   // Block tables side by side. Strides from one group's array to the next one's, in elements.

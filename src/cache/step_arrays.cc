@@ -90,8 +90,8 @@ FaultRecord* StepArrays::fault_record(int slot) const {
   return faults_.data() == nullptr ? nullptr : As<FaultRecord>(faults_) + slot;
 }
 
-void StepArrays::Stage(const blocks::PlannedStep& step, blocks::BlockManager& manager,
-                       std::byte* staging, StepHeader& header, FaultRecord* fault) const {
+std::int64_t StepArrays::Stage(const blocks::PlannedStep& step, blocks::BlockManager& manager,
+                               std::byte* staging, StepHeader& header, FaultRecord* fault) const {
   header.num_tokens = static_cast<std::int32_t>(step.num_tokens);
   header.padded_tokens = static_cast<std::int32_t>(step.padded_tokens);
   header.num_sequences = static_cast<std::int32_t>(step.rows.size());
@@ -137,6 +137,7 @@ void StepArrays::Stage(const blocks::PlannedStep& step, blocks::BlockManager& ma
   for (auto i = step.rows.size(); i < static_cast<std::size_t>(step.padded_sequences); ++i) {
     std::memcpy(entries + sizeof(padding) * i, &padding, sizeof(padding));
   }
+  return words - staging + std::int64_t{used} * 4;
 }
 
 Status StepArrays::Upload(const blocks::PlannedStep& step, blocks::BlockManager& manager, int slot,
@@ -144,7 +145,7 @@ Status StepArrays::Upload(const blocks::PlannedStep& step, blocks::BlockManager&
   if (!device_.backend().has_memory()) return {};
   std::byte* staging = As<std::byte>(staging_) + slot * upload_bytes_;
   StepTablesParams params;
-  Stage(step, manager, staging, params.header, fault_record(slot));
+  params.host_bytes = Stage(step, manager, staging, params.header, fault_record(slot));
   params.upload = staging;
   params.block_size = block_size_;
   params.groups = static_cast<int>(groups_);

@@ -12,10 +12,10 @@
 namespace lariat::cache {
 
 // The device arrays that a step is read from, at addresses that never change, and the pinned
-// staging from which one launch fills them: it reads host memory, so that no copy of a few
-// kilobytes stands in line behind the host tier's. One set of arrays serves all steps: each Upload
-// overwrites them in stream order. On a device without memory everything is null and Upload does
-// nothing. Owns its buffers. Threads: externally synchronised.
+// staging from which one launch fills them: it takes a few kilobytes along, or reads host
+// memory, so that no copy stands in line behind the host tier's. One set of arrays serves all
+// steps: each Upload overwrites them in stream order. On a device without memory everything is null
+// and Upload does nothing. Owns its buffers. Threads: externally synchronised.
 class StepArrays {
  public:
   static Result<StepArrays> Create(Device device, const CacheConfig& config,
@@ -45,9 +45,9 @@ class StepArrays {
         table_stride_(resolved.table_stride),
         groups_(resolved.groups.size()) {}
   Status Allocate(const CacheConfig& config, const ResolvedConfig& resolved);
-  // Fills staging with the header, the entries, and words for all groups.
-  void Stage(const blocks::PlannedStep& step, blocks::BlockManager& manager, std::byte* staging,
-             StepHeader& header, FaultRecord* fault) const;
+  // Fills staging with the header, the entries, and words for all groups; returns its bytes.
+  std::int64_t Stage(const blocks::PlannedStep& step, blocks::BlockManager& manager,
+                     std::byte* staging, StepHeader& header, FaultRecord* fault) const;
 
   Device device_;
   int block_size_;

@@ -3,6 +3,7 @@
 // blocks. A changed table entry is read from the upload, not from the resident row that part 0 is
 // just writing, so the parts need not wait for one another.
 #include <algorithm>
+#include <cstring>
 
 #include "backend/cuda/launch.h"
 #include "backend/cuda/ops.h"
@@ -100,15 +101,24 @@ __device__ __forceinline__ void BuildRest(const StepTablesParams& p) {
   }
 }
 
-// Grid: (max(padded_sequences, 1), parts, groups).
-__global__ void __launch_bounds__(kThreads)
-    StepTablesKernel(const __grid_constant__ StepTablesParams p) {
+// An upload that is small goes along with the launch: reads of host memory would wait for what else
+// is on the link. kBytes with the rest: parameters of up to 4 KiB, or 32 KiB.
+template <std::size_t kBytes>
+struct Inlined {
+  StepTablesParams params;
+  alignas(16) unsigned char upload[kBytes];
+};
+constexpr std::size_t kSmall = 3584;
+constexpr std::size_t kLarge = 31744;
+static_assert(sizeof(Inlined<kSmall>) <= 4096 && sizeof(Inlined<kLarge>) <= 32764);
+
+__device__ __forceinline__ void Build(const StepTablesParams& p, const void* upload) {
   const StepHeader& header = p.header;
   BuildRest(p);
   const auto b = static_cast<std::int32_t>(blockIdx.x);
   if (b >= header.padded_sequences) return;
   const auto* entries = reinterpret_cast<const StepEntry*>(
-      static_cast<const unsigned char*>(p.upload) + sizeof(StepHeader));
+      static_cast<const unsigned char*>(upload) + sizeof(StepHeader));
   if (b < header.num_sequences) {
     const auto* words = reinterpret_cast<const std::int32_t*>(entries + header.padded_sequences);
     BuildEntry(p, entries[b], words, b);
@@ -121,6 +131,26 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// Grid: (max(padded_sequences, 1), parts, groups).
+__global__ void __launch_bounds__(kThreads)
+    StepTablesKernel(const __grid_constant__ StepTablesParams p) {
+  Build(p, p.upload);
+}
+
+template <std::size_t kBytes>
+__global__ void __launch_bounds__(kThreads)
+    InlinedStepTablesKernel(const __grid_constant__ Inlined<kBytes> p) {
+  Build(p.params, p.upload);
+}
+
+template <std::size_t kBytes>
+cudaError_t LaunchInlined(const StepTablesParams& p, dim3 grid, cudaStream_t stream) {
+  Inlined<kBytes> inlined;
+  inlined.params = p;
+  std::memcpy(inlined.upload, p.upload, static_cast<std::size_t>(p.host_bytes));
+  return Launch(InlinedStepTablesKernel<kBytes>, grid, dim3(kThreads), stream, inlined);
+}
+
 }  // namespace
 
 cudaError_t BuildStepTables(const StepTablesParams& p, cudaStream_t stream) {
@@ -129,7 +159,12 @@ cudaError_t BuildStepTables(const StepTablesParams& p, cudaStream_t stream) {
       static_cast<std::uint32_t>(std::clamp<std::int64_t>(items / kItemsPerPart, 1, kMaxParts));
   const auto columns = static_cast<std::uint32_t>(std::max(p.header.padded_sequences, 1));
   const dim3 grid(columns, parts, static_cast<std::uint32_t>(p.groups));
-  return Launch(StepTablesKernel, grid, dim3(kThreads), stream, p);
+  const auto bytes = static_cast<std::size_t>(p.host_bytes);
+  if (bytes == 0 || bytes > kLarge) {
+    return Launch(StepTablesKernel, grid, dim3(kThreads), stream, p);
+  }
+  return bytes <= kSmall ? LaunchInlined<kSmall>(p, grid, stream)
+                         : LaunchInlined<kLarge>(p, grid, stream);
 }
 
 }  // namespace lariat::cuda
