@@ -14,7 +14,7 @@
  *   are filled too; arrays of structs have one struct_size. A struct may grow at its end: fields
  *   that a caller does not know are 0, and a field that is 0 has its default, which its comment
  *   gives where it is not 0. Fields that are set and that this library does not know are
- *   LARIAT_UNSUPPORTED. Begin with all zero: `lariat_cache_config config = {sizeof config};`.
+ *   LARIAT_UNSUPPORTED. Begin with all zero: `lariat_cache_config config = {.struct_size = sizeof config};`.
  * Handles. A cache is a pointer, valid until lariat_cache_destroy. Sequences, steps and transfers
  *   are numbers of one cache, never used again; 0 names none, and one that has ended is
  *   LARIAT_INVALID_ARGUMENT.
