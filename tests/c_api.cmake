@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The C API from C, and from Python.
 enable_language(C)
+find_package(Python3 3.8 REQUIRED COMPONENTS Interpreter)
 set(c_flags -Wall -Wextra -Wpedantic -Wshadow -Wconversion -ffp-contract=off)
 if(LARIAT_WERROR)
   list(APPEND c_flags -Werror)
