@@ -64,14 +64,21 @@ void BlockManager::Quarantine(const PlannedStep& step, std::span<const PlannedSt
     if (!index_.used(n)) continue;
     const BlockId block = index_.block(n);
     const HostId host = index_.host(n);
-    if ((block != kNoBlock && blocks[block]) || (host != kNoHost && places[host])) {
-      nodes[n] = Mark::kDirty;
+    bool dirty = (block != kNoBlock && blocks[block]) || (host != kNoHost && places[host]);
+    for (std::size_t side = 0; block != kNoBlock && side < sides_.count(); ++side) {
+      const BlockId page = sides_.page(block, side);
+      dirty |= page != kNoBlock && blocks[page];
     }
+    if (dirty) nodes[n] = Mark::kDirty;
   }
   MarkBelow(index_, nodes);
   for (NodeId n = 0; n < index_.end(); ++n) {
     if (nodes[n] != Mark::kDirty || !index_.used(n)) continue;
-    if (index_.block(n) != kNoBlock) blocks[index_.block(n)] = true;
+    const BlockId block = index_.block(n);
+    if (block != kNoBlock) blocks[block] = true;
+    for (std::size_t side = 0; block != kNoBlock && side < sides_.count(); ++side) {
+      if (const BlockId page = sides_.page(block, side); page != kNoBlock) blocks[page] = true;
+    }
     if (index_.host(n) != kNoHost) places[index_.host(n)] = true;
   }
   for (NodeId n = 0; n < index_.end(); ++n) {
@@ -92,10 +99,9 @@ void BlockManager::SpoilHolders(const std::vector<bool>& blocks, const std::vect
   }
   NoteSpoiled();
   for (const auto& sequence : sequences_.entries()) {
-    if (std::none_of(sequence->table.begin(), sequence->table.end(),
-                     [&](BlockId b) { return blocks[b]; })) {
-      continue;
-    }
+    bool dirty = false;
+    ForEachHeld(*sequence, [&](BlockId block) { dirty |= blocks[block]; });
+    if (!dirty) continue;
     sequence->corrupt = true;
     sequence->indexable = false;
   }

@@ -50,8 +50,10 @@ void BlockManager::Unhold(HostId host) {
 
 // The block of a victim, which is not idle any more, serves something else from now on.
 void BlockManager::Evict(BlockId victim) {
-  const NodeId node = index_.node(victim);
   idle_.Leave(victim);
+  if (sides_.owner(victim) != kNoBlock) return sides_.Detach(victim);
+  const NodeId node = index_.node(victim);
+  assert(!HasSides(victim));  // those are evicted before it
   if (!has_tier()) return index_.Erase(node);
   const HostId host = index_.host(node);
   if (host != kNoHost) {

@@ -132,7 +132,8 @@ struct Session::Impl {
   void DropLanded();
 
   // session_beams.cc
-  std::int64_t BlocksOfBeams(const RequestState& state, std::int64_t length) const;
+  std::int64_t BlocksOfBeams(const RequestState& state, std::int64_t settled,
+                             std::int64_t length) const;
   std::int64_t BlocksOwedToBeams(const RequestState& state) const;
   Status BatchBeams(RequestState& state);
   Status RestoreBeams(RequestState& state);
