@@ -14,9 +14,9 @@
  *   are filled too; arrays of structs have one struct_size. A struct may grow at its end: fields
  *   that a caller does not know are 0, and a field that is 0 has its default, which its comment
  *   gives where it is not 0. Fields that are set and that this library does not know are
- *   LARIAT_UNSUPPORTED. Begin with all zero: `lariat_cache_config config = {.struct_size = sizeof config};`.
- * Handles. A cache is a pointer, valid until lariat_cache_destroy. Sequences, steps and transfers
- *   are numbers of one cache, never used again; 0 names none, and one that has ended is
+ *   LARIAT_UNSUPPORTED. Begin with all zero: `lariat_cache_config config = {.struct_size = sizeof
+ * config};`. Handles. A cache is a pointer, valid until lariat_cache_destroy. Sequences, steps and
+ * transfers are numbers of one cache, never used again; 0 names none, and one that has ended is
  *   LARIAT_INVALID_ARGUMENT.
  * Memory. Pointers that are passed in are read during the call, but for rows, weights and outputs
  * of the append calls: device memory that must live until the stream has passed the call. Pointers
@@ -177,7 +177,7 @@ LARIAT_API void lariat_cache_destroy(lariat_cache* cache);
 
 typedef struct lariat_footprint {
   uint32_t struct_size;
-  int32_t reserved;
+  int32_t num_groups; /* layers with a block table of their own: groups 0 to num_groups - 1 */
   int64_t bytes_per_token;
   int64_t bytes_per_block;
   int64_t num_blocks;
@@ -187,6 +187,7 @@ typedef struct lariat_footprint {
   int64_t pinned_host_bytes;
   int64_t num_host_blocks;
   int64_t host_tier_bytes;
+  int64_t padding_bytes;
 } lariat_footprint;
 
 /* What a cache would take. Allocates nothing on the device. */
@@ -225,6 +226,12 @@ typedef struct lariat_stats {
 
 /* From any thread, until lariat_cache_destroy begins. */
 LARIAT_API lariat_code lariat_cache_stats(const lariat_cache* cache, lariat_stats* stats);
+
+/* The most blocks that a sequence of `settled` tokens holds while rows [settled, end) are computed
+ * in steps of up to step_tokens rows (0: in one). 0 <= settled <= end <= max_tokens_per_sequence.
+ */
+LARIAT_API lariat_code lariat_cache_blocks_for(lariat_cache* cache, int64_t settled, int64_t end,
+                                               int64_t step_tokens, int64_t* blocks);
 
 /* Drops everything cached that no sequence holds. */
 LARIAT_API lariat_code lariat_cache_clear(lariat_cache* cache);
@@ -324,12 +331,15 @@ typedef struct lariat_extent {
 
 LARIAT_API lariat_code lariat_sequence_extent(lariat_cache* cache, uint64_t sequence,
                                               lariat_extent* extent);
-/* The device blocks of a sequence, in host memory. Valid until the next call that changes it.
- * group: 0, the only one for now. */
+/* The device blocks of a sequence in one group of layers (lariat_layer_view), in host memory; -1:
+ * given back, for no later row reads it. Valid until the next call that changes it. */
 LARIAT_API lariat_code lariat_sequence_block_table(lariat_cache* cache, uint64_t sequence,
                                                    int32_t group, const int32_t** blocks,
                                                    int64_t* num_blocks);
-/* Copies settled rows of one layer to host memory; k or v may be null. Blocks. */
+/* The first token whose row a layer still has: 0 but for a layer with a window. */
+LARIAT_API lariat_code lariat_sequence_first_row(lariat_cache* cache, uint64_t sequence,
+                                                 int32_t layer, int64_t* first);
+/* Copies settled rows of one layer to host memory; k or v may be null. Waits for the device. */
 LARIAT_API lariat_code lariat_sequence_read_rows(lariat_cache* cache, uint64_t sequence,
                                                  int32_t layer, int64_t first, int64_t count,
                                                  void* k, void* v);
@@ -571,7 +581,9 @@ typedef struct lariat_step_view {
 typedef struct lariat_layer_view {
   uint32_t struct_size;
   int32_t dtype;
-  int32_t group; /* whose block table the layer reads by */
+  int32_t group; /* whose slots and block table are the layer's */
+  int32_t kind;  /* LARIAT_LAYER_... */
+  int32_t window;
   int32_t kv_heads;
   int32_t k_dim;
   int32_t v_dim;
@@ -591,7 +603,7 @@ typedef struct lariat_layer_view {
   int64_t num_positions;
 } lariat_layer_view;
 
-/* group: 0, the only one for now. */
+/* Slots and block table are those of a group; all groups share the rest. */
 LARIAT_API lariat_code lariat_cache_view(lariat_cache* cache, int32_t group,
                                          lariat_step_view* view);
 LARIAT_API lariat_code lariat_cache_layer(lariat_cache* cache, int32_t layer,

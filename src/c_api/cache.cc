@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The cache as a whole: versions, errors, creation, counters, reports.
-#include <new>
+#include <sstream>
 #include <utility>
 
 #include "c_api/call.h"
@@ -21,6 +21,7 @@ namespace {
 
 void FillFootprint(const MemoryFootprint& from, lariat_footprint* footprint) {
   lariat_footprint to = {};
+  to.num_groups = from.num_groups;
   to.bytes_per_token = from.bytes_per_token;
   to.bytes_per_block = from.bytes_per_block;
   to.num_blocks = from.num_blocks;
@@ -30,6 +31,7 @@ void FillFootprint(const MemoryFootprint& from, lariat_footprint* footprint) {
   to.pinned_host_bytes = from.pinned_host_bytes;
   to.num_host_blocks = from.num_host_blocks;
   to.host_tier_bytes = from.host_tier_bytes;
+  to.padding_bytes = from.padding_bytes;
   Fill(footprint, to);
 }
 
@@ -139,6 +141,23 @@ lariat_code lariat_cache_stats(const lariat_cache* cache, lariat_stats* stats) {
     Status status = Check("stats", stats);
     if (status.ok()) FillStats(cache->cache->GetStats(), stats);
     return status;
+  });
+}
+
+lariat_code lariat_cache_blocks_for(lariat_cache* cache, std::int64_t settled, std::int64_t end,
+                                    std::int64_t step_tokens, std::int64_t* blocks) {
+  return Call(cache, [&](Handle& handle) -> Status {
+    if (blocks == nullptr) return NullResult("blocks");
+    const std::int64_t most = handle.cache->config().max_tokens_per_sequence;
+    if (settled < 0 || settled > end || end > most || step_tokens < 0) {
+      std::ostringstream text;
+      text << "settled, end and step_tokens are " << settled << ", " << end << " and "
+           << step_tokens << "; allowed are 0 <= settled <= end <= max_tokens_per_sequence ("
+           << most << ") and 0 <= step_tokens";
+      return InvalidArgument(text.str());
+    }
+    *blocks = handle.cache->BlocksFor(settled, end, step_tokens);
+    return Status::Ok();
   });
 }
 

@@ -2,7 +2,6 @@
 #include "c_api/convert.h"
 
 #include <algorithm>
-#include <iterator>
 #include <optional>
 
 #include "c_api/structs.h"
@@ -17,19 +16,22 @@ T Or(T value, T standard) {
   return value == T{} ? standard : value;
 }
 
+template <class E, std::size_t N>
+std::int32_t PlaceOf(E value, const E (&choices)[N]) {
+  return static_cast<std::int32_t>(std::find(choices, choices + N, value) - choices);
+}
+
 std::optional<double> Given(double value) {
   return value == 0.0 ? std::nullopt : std::optional<double>(value);
 }
 
 Status ConvertLayer(const lariat_layer& from, LayerSpec& to) {
-  constexpr LayerKind kKinds[] = {LayerKind::kFull, LayerKind::kSliding, LayerKind::kChunked,
-                                  LayerKind::kMla, LayerKind::kLinear};
   to.kv_heads = from.kv_heads;
   to.k_dim = from.k_dim;
   to.v_dim = from.v_dim;
   to.rope = from.rope;
   to.window = from.window;
-  return Choose("layers.kind", from.kind, kKinds, to.kind);
+  return Choose("layers.kind", from.kind, kLayerKinds, to.kind);
 }
 
 Status ConvertFactors(std::string_view name, const double* from, int count,
@@ -106,10 +108,8 @@ Status ChooseAll(const lariat_cache_config& from, CacheConfig& to) {
 
 }  // namespace
 
-std::int32_t NumberOf(DType dtype) {
-  const auto* found = std::find(std::begin(kDTypes), std::end(kDTypes), dtype);
-  return static_cast<std::int32_t>(found - kDTypes);
-}
+std::int32_t NumberOf(DType dtype) { return PlaceOf(dtype, kDTypes); }
+std::int32_t NumberOf(LayerKind kind) { return PlaceOf(kind, kLayerKinds); }
 
 Status Convert(const lariat_cache_config* caller, CacheConfig& to) {
   lariat_cache_config from;

@@ -11,7 +11,12 @@
 namespace lariat::c_api {
 
 inline constexpr DType kDTypes[] = {DType::kBF16, DType::kFP16, DType::kFP32};
+inline constexpr LayerKind kLayerKinds[] = {LayerKind::kFull, LayerKind::kSliding,
+                                            LayerKind::kChunked, LayerKind::kMla,
+                                            LayerKind::kLinear};
+// A value's place in one of the two.
 std::int32_t NumberOf(DType dtype);
+std::int32_t NumberOf(LayerKind kind);
 
 // Errors of all: kInvalidArgument, kUnsupported, naming the field as the C struct does. What a
 // field may be beyond that is left to the calls that take the result.

@@ -74,12 +74,22 @@ lariat_code lariat_sequence_block_table(lariat_cache* cache, std::uint64_t seque
   return Call(cache, [&](Handle& handle) -> Status {
     if (blocks == nullptr) return NullResult("blocks");
     if (num_blocks == nullptr) return NullResult("num_blocks");
-    if (Status status = CheckGroup(group); !status.ok()) return status;
-    const auto table = handle.cache->BlockTable(SequenceId{sequence});
+    if (Status status = CheckGroup(*handle.cache, group); !status.ok()) return status;
+    const auto table = handle.cache->BlockTable(SequenceId{sequence}, group);
     if (!table.ok()) return table.status();
     *blocks = table->data();
     *num_blocks = static_cast<std::int64_t>(table->size());
     return Status::Ok();
+  });
+}
+
+lariat_code lariat_sequence_first_row(lariat_cache* cache, std::uint64_t sequence,
+                                      std::int32_t layer, std::int64_t* first) {
+  return Call(cache, [&](Handle& handle) -> Status {
+    if (first == nullptr) return NullResult("first");
+    const auto found = handle.cache->FirstRow(SequenceId{sequence}, layer);
+    if (found.ok()) *first = *found;
+    return found.status();
   });
 }
 

@@ -15,10 +15,13 @@ using namespace lariat::c_api;  // NOLINT
 
 namespace lariat::c_api {
 
-Status CheckGroup(std::int32_t group) {
-  if (group == 0) return Status::Ok();
-  return InvalidArgument(
-      std::string("group is ").append(std::to_string(group)).append("; allowed is 0"));
+Status CheckGroup(const KVCache& cache, std::int32_t group) {
+  const int groups = cache.footprint().num_groups;
+  if (group >= 0 && group < groups) return Status::Ok();
+  return InvalidArgument(std::string("group is ")
+                             .append(std::to_string(group))
+                             .append("; allowed are 0 to ")
+                             .append(std::to_string(groups - 1)));
 }
 
 namespace {
@@ -82,9 +85,9 @@ Status MakeTensor(const Handle& handle, std::int32_t layer, std::int32_t which,
 lariat_code lariat_cache_view(lariat_cache* cache, std::int32_t group, lariat_step_view* view) {
   return Call(cache, [&](Handle& handle) -> Status {
     Status status = Check("view", view);
-    if (status.ok()) status = CheckGroup(group);
+    if (status.ok()) status = CheckGroup(*handle.cache, group);
     if (!status.ok()) return status;
-    const StepView from = handle.cache->View();
+    const StepView from = handle.cache->View(group);
     lariat_step_view to = {};
     to.slots = from.slots;
     to.positions = from.positions;
@@ -105,6 +108,9 @@ lariat_code lariat_cache_layer(lariat_cache* cache, std::int32_t layer, lariat_l
     if (!from.ok()) return from.status();
     lariat_layer_view to = {};
     to.dtype = NumberOf(from->dtype);
+    to.group = from->group;
+    to.kind = NumberOf(from->kind);
+    to.window = from->window;
     to.kv_heads = from->kv_heads;
     to.k_dim = from->k_dim;
     to.v_dim = from->v_dim;

@@ -2,11 +2,11 @@
 #pragma once
 #include <cstdint>
 
-#include "lariat/status.h"
+#include "lariat/kv_cache.h"
 
 namespace lariat::c_api {
 
-// A cache has one block table, group 0.
-Status CheckGroup(std::int32_t group);
+// Errors: kInvalidArgument (the cache has no such group).
+Status CheckGroup(const KVCache& cache, std::int32_t group);
 
 }  // namespace lariat::c_api

@@ -9,7 +9,7 @@ _Static_assert(LARIAT_ABI_VERSION == 1, "the sizes below are those of version 1"
 _Static_assert(sizeof(lariat_layer) == 28, "lariat_layer");
 _Static_assert(sizeof(lariat_rope) == 152, "lariat_rope");
 _Static_assert(sizeof(lariat_cache_config) == 152, "lariat_cache_config");
-_Static_assert(sizeof(lariat_footprint) == 80, "lariat_footprint");
+_Static_assert(sizeof(lariat_footprint) == 88, "lariat_footprint");
 _Static_assert(sizeof(lariat_stats) == 200, "lariat_stats");
 _Static_assert(sizeof(lariat_poll_report) == 20, "lariat_poll_report");
 _Static_assert(sizeof(lariat_fault) == 32, "lariat_fault");
@@ -29,7 +29,7 @@ _Static_assert(sizeof(lariat_mla_append_inputs) == 104, "lariat_mla_append_input
 _Static_assert(sizeof(lariat_mla_expand_inputs) == 104, "lariat_mla_expand_inputs");
 _Static_assert(sizeof(lariat_mla_compress_inputs) == 136, "lariat_mla_compress_inputs");
 _Static_assert(sizeof(lariat_step_view) == 64, "lariat_step_view");
-_Static_assert(sizeof(lariat_layer_view) == 128, "lariat_layer_view");
+_Static_assert(sizeof(lariat_layer_view) == 136, "lariat_layer_view");
 /* DLPack's own, of 0.8 and 1.x. */
 _Static_assert(sizeof(DLTensor) == 48, "DLTensor");
 _Static_assert(sizeof(DLManagedTensor) == 64, "DLManagedTensor");
@@ -63,6 +63,8 @@ static void NoCache(void) {
   NULL_CACHE(lariat_sequence_set_tokens(NULL, 1, NULL, 0));
   NULL_CACHE(lariat_sequence_extent(NULL, 1, NULL));
   NULL_CACHE(lariat_sequence_block_table(NULL, 1, 0, NULL, NULL));
+  NULL_CACHE(lariat_sequence_first_row(NULL, 1, 0, NULL));
+  NULL_CACHE(lariat_cache_blocks_for(NULL, 0, 1, 0, NULL));
   NULL_CACHE(lariat_sequence_read_rows(NULL, 1, 0, 0, 1, NULL, NULL));
   NULL_CACHE(lariat_sequence_fetch(NULL, 1, NULL));
   NULL_CACHE(lariat_sequence_suspend(NULL, 1, NULL));
@@ -110,6 +112,8 @@ static void NoArgument(lariat_cache* cache, uint64_t sequence) {
   const int32_t* blocks = NULL;
   NULL_ARGUMENT("blocks", lariat_sequence_block_table(cache, sequence, 0, NULL, NULL));
   NULL_ARGUMENT("num_blocks", lariat_sequence_block_table(cache, sequence, 0, &blocks, NULL));
+  NULL_ARGUMENT("first", lariat_sequence_first_row(cache, sequence, 0, NULL));
+  NULL_ARGUMENT("blocks", lariat_cache_blocks_for(cache, 0, 1, 0, NULL));
   NULL_ARGUMENT("transfer", lariat_sequence_fetch(cache, sequence, NULL));
   NULL_ARGUMENT("transfer", lariat_sequence_suspend(cache, sequence, NULL));
   NULL_ARGUMENT("transfer", lariat_sequence_resume(cache, sequence, NULL));

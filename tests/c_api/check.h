@@ -64,6 +64,7 @@ void TestNulls(void);
 void TestSizes(void);
 void TestConfig(void);
 void TestTensors(void);
+void TestWindows(void);
 void TestTier(void);
 void TestLatents(void);
 void TestCompress(void);

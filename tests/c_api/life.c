@@ -255,3 +255,60 @@ void TestDrafts(void) {
   CHECK(extent.settled == 8);
   lariat_cache_destroy(cache);
 }
+
+/* A layer of full attention and one with a window of 6 tokens: two groups, each with a table. */
+void TestWindows(void) {
+  FillRows();
+  lariat_layer layers[2];
+  lariat_cache_config config = BaseConfig();
+  memcpy(layers, config.layers, sizeof layers);
+  layers[1].kind = LARIAT_LAYER_SLIDING;
+  layers[1].window = 6;
+  config.layers = layers;
+  lariat_cache* cache = NULL;
+  OK(NULL, lariat_cache_create(&config, &cache));
+  lariat_footprint footprint = {.struct_size = sizeof footprint};
+  OK(cache, lariat_cache_footprint(cache, &footprint));
+  CHECK(footprint.num_groups == 2 && footprint.padding_bytes == 0);
+  lariat_layer_view full = {.struct_size = sizeof full}, sliding = full;
+  OK(cache, lariat_cache_layer(cache, 0, &full));
+  OK(cache, lariat_cache_layer(cache, 1, &sliding));
+  CHECK(full.group == 0 && full.kind == LARIAT_LAYER_FULL && full.window == 0);
+  CHECK(sliding.group == 1 && sliding.kind == LARIAT_LAYER_SLIDING && sliding.window == 6);
+
+  uint64_t sequence = 0;
+  OK(cache, lariat_sequence_open(cache, NULL, 0, NULL, &sequence));
+  for (int t = 0; t < kTokens; ++t) RunStep(cache, sequence, 1, k_rows, v_rows);
+  const int32_t *all = NULL, *windowed = NULL;
+  int64_t num_all = 0, num_windowed = 0, first = -1;
+  OK(cache, lariat_sequence_block_table(cache, sequence, 0, &all, &num_all));
+  OK(cache, lariat_sequence_block_table(cache, sequence, 1, &windowed, &num_windowed));
+  CHECK(num_all == 3 && all[0] >= 0 && num_windowed == 3 && windowed[0] == -1 && windowed[1] >= 0);
+  OK(cache, lariat_sequence_first_row(cache, sequence, 0, &first));
+  CHECK(first == 0);
+  OK(cache, lariat_sequence_first_row(cache, sequence, 1, &first));
+  CHECK(first == 4); /* row 10 reads 5 to 10, and block 1 begins with 4 */
+  const float* k =
+      (const float*)sliding.k + windowed[2] * sliding.k_block_stride + 1 * sliding.k_row_stride;
+  for (int i = 0; i < kKeyDim; ++i) {
+    CHECK(k[i] == Turned(k_rows + 9 * kHeads * kKeyDim, i, 9));
+  }
+  lariat_step_view one = {.struct_size = sizeof one}, other = one;
+  OK(cache, lariat_cache_view(cache, 0, &one));
+  OK(cache, lariat_cache_view(cache, 1, &other));
+  CHECK(one.slots[0] == (int64_t)all[2] * kBlock + 1);
+  CHECK(other.slots[0] == (int64_t)windowed[2] * kBlock + 1);
+  CHECK(one.cu_seqlens == other.cu_seqlens && one.block_table != other.block_table);
+  REFUSES(cache, LARIAT_INVALID_ARGUMENT, "group is 2; allowed are 0 to 1",
+          lariat_cache_view(cache, 2, &one));
+  ANSWERS(cache, LARIAT_INVALID_ARGUMENT,
+          lariat_sequence_block_table(cache, sequence, -1, &all, &num_all));
+  int64_t blocks = 0;
+  OK(cache, lariat_cache_blocks_for(cache, 0, 10, 1, &blocks));
+  CHECK(blocks >= 3 + 2 && blocks <= 3 + 3);
+  REFUSES(cache, LARIAT_INVALID_ARGUMENT, "max_tokens_per_sequence (32)",
+          lariat_cache_blocks_for(cache, 0, 33, 0, &blocks));
+  ANSWERS(cache, LARIAT_INVALID_ARGUMENT, lariat_cache_blocks_for(cache, 2, 1, 0, &blocks));
+  REFUSES(cache, LARIAT_INVALID_ARGUMENT, "min", lariat_sequence_truncate(cache, sequence, 1));
+  lariat_cache_destroy(cache);
+}

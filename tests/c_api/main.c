@@ -8,10 +8,11 @@ static const struct {
   const char* name;
   void (*run)(void);
 } kCases[] = {
-    {"life", TestLife},       {"drafts", TestDrafts},     {"exhaustion", TestExhaustion},
-    {"keeping", TestKeeping}, {"versions", TestVersions}, {"nulls", TestNulls},
-    {"sizes", TestSizes},     {"config", TestConfig},     {"tensors", TestTensors},
-    {"tier", TestTier},       {"latents", TestLatents},   {"compress", TestCompress},
+    {"life", TestLife},         {"drafts", TestDrafts},     {"exhaustion", TestExhaustion},
+    {"keeping", TestKeeping},   {"versions", TestVersions}, {"nulls", TestNulls},
+    {"sizes", TestSizes},       {"config", TestConfig},     {"tensors", TestTensors},
+    {"windows", TestWindows},   {"tier", TestTier},         {"latents", TestLatents},
+    {"compress", TestCompress},
 };
 
 int main(int argc, char** argv) {
