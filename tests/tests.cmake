@@ -74,4 +74,4 @@ lariat_test(mla_append_test SOURCES mla_append_test.cc mla_append_hidden_test.cc
 lariat_test(cases_mla_test SOURCES cases_mla_test.cc SESSION)
 lariat_test(mla_golden_test SOURCES mla_golden_test.cc mla_golden_append_test.cc SESSION)
 lariat_test(cache_mla_test SOURCES cache_mla_test.cc cache_mla_append_test.cc cache_mla_expand_test.cc)
-lariat_test(c_api_memory_test SOURCES c_api_memory_test.cc support/count_new.cc)
+lariat_test(c_api_memory_test SOURCES c_api_memory_test.cc c_api_convert_test.cc support/count_new.cc)

@@ -17,9 +17,7 @@ ErrorText& ThreadError() noexcept {
   return error;
 }
 
-namespace {
-
-void FillFootprint(const MemoryFootprint& from, lariat_footprint* footprint) {
+lariat_footprint ToC(const MemoryFootprint& from) {
   lariat_footprint to = {};
   to.num_groups = from.num_groups;
   to.bytes_per_token = from.bytes_per_token;
@@ -32,10 +30,10 @@ void FillFootprint(const MemoryFootprint& from, lariat_footprint* footprint) {
   to.num_host_blocks = from.num_host_blocks;
   to.host_tier_bytes = from.host_tier_bytes;
   to.padding_bytes = from.padding_bytes;
-  Fill(footprint, to);
+  return to;
 }
 
-void FillStats(const Stats& from, lariat_stats* stats) {
+lariat_stats ToC(const Stats& from) {
   lariat_stats to = {};
   to.total_blocks = from.total_blocks;
   to.free_blocks = from.free_blocks;
@@ -61,8 +59,10 @@ void FillStats(const Stats& from, lariat_stats* stats) {
   to.offloaded_blocks = from.offloaded_blocks;
   to.onboarded_blocks = from.onboarded_blocks;
   to.host_evicted = from.host_evicted;
-  Fill(stats, to);
+  return to;
 }
+
+namespace {
 
 Status Create(const lariat_cache_config* config, lariat_cache** cache) {
   if (cache == nullptr) return NullResult("cache");
@@ -121,7 +121,7 @@ lariat_code lariat_config_footprint(const lariat_cache_config* config,
     if (status.ok()) status = Convert(config, converted);
     if (!status.ok()) return status;
     const auto result = KVCache::Footprint(converted);
-    if (result.ok()) FillFootprint(*result, footprint);
+    if (result.ok()) Fill(footprint, ToC(*result));
     return result.status();
   });
 }
@@ -129,7 +129,7 @@ lariat_code lariat_config_footprint(const lariat_cache_config* config,
 lariat_code lariat_cache_footprint(lariat_cache* cache, lariat_footprint* footprint) {
   return Call(cache, [&](Handle& handle) -> Status {
     Status status = Check("footprint", footprint);
-    if (status.ok()) FillFootprint(handle.cache->footprint(), footprint);
+    if (status.ok()) Fill(footprint, ToC(handle.cache->footprint()));
     return status;
   });
 }
@@ -139,7 +139,7 @@ lariat_code lariat_cache_stats(const lariat_cache* cache, lariat_stats* stats) {
   return Call([&]() -> Status {
     if (cache == nullptr) return InvalidArgument("cache: null");
     Status status = Check("stats", stats);
-    if (status.ok()) FillStats(cache->cache->GetStats(), stats);
+    if (status.ok()) Fill(stats, ToC(cache->cache->GetStats()));
     return status;
   });
 }

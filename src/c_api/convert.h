@@ -6,7 +6,7 @@
 #include "lariat/kv_cache.h"
 #include "lariat/lariat.h"
 
-// C structs to the library's.
+// C structs to the library's, and back.
 
 namespace lariat::c_api {
 
@@ -33,5 +33,8 @@ struct Options {
 };
 // Null: the defaults.
 Status Convert(const lariat_open_options* from, Options& to);
+
+lariat_footprint ToC(const MemoryFootprint& from);
+lariat_stats ToC(const Stats& from);
 
 }  // namespace lariat::c_api
