@@ -21,7 +21,8 @@ MAY_NEED = re.compile(r"lib(cublasLt|(open)?(c?blas)|stdc\+\+|m|gcc_s|c|dl|rt|pt
                       r"ld-linux\S*|liblariat_c\.so\.\d+")
 # What linking lariat::lariat, or `pkg-config --libs lariat`, may bring.
 MAY_LINK = {"lariat::cblas", "CUDA::cudart_static", "CUDA::cublasLt"}
-MAY_NAME = {"-llariat", "-lcublasLt", "-lcudart_static", "-ldl", "-lrt", "-lpthread", "-lstdc++", "-lm"}
+MAY_NAME = {"-llariat", "-lcublasLt", "-lcudart_static", "-ldl", "-lrt", "-lpthread", "-lstdc++",
+            "-lm"}
 HITS = "hit 0 of 100\nhit 96 of 100\n"
 
 
@@ -80,8 +81,10 @@ class Installed:
             "cmake_minimum_required(VERSION 3.25)\nproject(absent LANGUAGES CXX)\n"
             "find_package(lariat QUIET COMPONENTS absent)\n"
             "if(lariat_FOUND)\n  message(FATAL_ERROR \"found\")\nendif()\n"
-            "find_package(lariat REQUIRED COMPONENTS c)\nget_target_property(file lariat::c LOCATION)\n"
-            "if(NOT EXISTS ${file} OR TARGET lariat::lariat)\n  message(FATAL_ERROR ${file})\nendif()\n",
+            "find_package(lariat REQUIRED COMPONENTS c)\n"
+            "get_target_property(file lariat::c LOCATION)\n"
+            "if(NOT EXISTS ${file} OR TARGET lariat::lariat)\n  message(FATAL_ERROR ${file})\n"
+            "endif()\n",
             encoding="utf-8")
         run(self.cmake, "-S", absent, "-B", absent / "build", "-G", "Ninja",
             f"-DCMAKE_PREFIX_PATH={self.prefix}", f"-DCMAKE_CXX_COMPILER={self.compiler}")
@@ -152,7 +155,8 @@ def subdirectory(folder, root, _, cmake, compiler, __, launcher):
 def main():
     mode, *arguments = sys.argv[1:]
     with tempfile.TemporaryDirectory() as folder:
-        {"installed": installed, "subdirectory": subdirectory}[mode](pathlib.Path(folder), *arguments)
+        modes = {"installed": installed, "subdirectory": subdirectory}
+        modes[mode](pathlib.Path(folder), *arguments)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ is 0, which stands for the default. Loads the library that LARIAT_C names, else 
 """
 import ctypes
 import os
-from ctypes import POINTER, byref, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import (POINTER, byref, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64,
+                    c_void_p)
 
 BF16, FP16, FP32 = 0, 1, 2
 BACKEND_AUTO, BACKEND_CPU, BACKEND_CUDA, BACKEND_NULL = 0, 1, 2, 3
@@ -40,7 +41,8 @@ class CacheConfig(ctypes.Structure):
                     (c_int32, "unlimited block_size layout order reuse eviction"),
                     (c_int64, "max_pinned_blocks"),
                     (c_int32, "max_steps_in_flight max_sequences"),
-                    (c_int64, "max_tokens_per_sequence max_tokens_per_step host_num_blocks host_bytes"),
+                    (c_int64, "max_tokens_per_sequence max_tokens_per_step"),
+                    (c_int64, "host_num_blocks host_bytes"),
                     (c_int32, "host_write host_write_after_hits"),
                     (c_int64, "host_clean_blocks")) for name in names.split()]
 
@@ -183,7 +185,8 @@ class Cache:
 class DLManagedTensor(ctypes.Structure):
     """The fields up to the device, and the deleter behind the rest."""
     _fields_ = [("data", c_void_p), ("device_type", c_int32), ("device_id", c_int32),
-                ("rest", ctypes.c_byte * (64 - 16 - 8)), ("deleter", ctypes.CFUNCTYPE(None, c_void_p))]
+                ("rest", ctypes.c_byte * (64 - 16 - 8)),
+                ("deleter", ctypes.CFUNCTYPE(None, c_void_p))]
 
 
 _python = ctypes.pythonapi
@@ -207,8 +210,8 @@ def _destroy(capsule):
 
 
 class Tensor:
-    """Speaks Python's array-exchange protocol once. What takes it over keeps the pool's memory, also
-    beyond Cache.close(); what nobody takes is given back here."""
+    """Speaks Python's array-exchange protocol once. Who takes it over keeps the pool's memory, also
+    beyond Cache.close(); one that nobody takes is given back here."""
 
     def __init__(self, pointer):
         self._pointer = pointer

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""torch attends to a cache in place, on a GPU where there is one: bf16 keys and values are appended
-through the C API on torch's stream, seen through DLPack, and gathered by the block table. The result
-is compared with attention over the rows as they were computed.
+"""torch attends to a cache, on a GPU where there is one: bf16 keys and values are appended through
+the C API on torch's stream, seen in place through DLPack, and gathered by the block table. The
+result is compared with attention over the rows as they were computed.
 
 usage: LARIAT_C=.../liblariat_c.so torch_view.py [cuda|cpu]   (cuda where there is a GPU)
 """

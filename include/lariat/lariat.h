@@ -9,20 +9,27 @@
  * say it at length; docs/c_api.md tells how to build and link. Here is what differs.
  *
  * Codes. Every call that can fail returns a lariat_code. A call that fails changes nothing but the
- *   text of lariat_last_error, and leaves its results as they were. No exception crosses this API.
- * Structs. Each begins with struct_size, which the caller sets to sizeof the struct, of those that
- *   are filled too; arrays of structs have one struct_size. A struct may grow at its end: fields
- *   that a caller does not know are 0, and a field that is 0 has its default, which its comment
- *   gives where it is not 0. Fields that are set and that this library does not know are
- *   LARIAT_UNSUPPORTED. Begin with all zero: `lariat_cache_config config = {.struct_size = sizeof
- * config};`. Handles. A cache is a pointer, valid until lariat_cache_destroy. Sequences, steps and
- * transfers are numbers of one cache, never used again; 0 names none, and one that has ended is
- *   LARIAT_INVALID_ARGUMENT.
+ * text of lariat_last_error, and leaves its results as they were (but for a lariat_plan_failure).
+ * No exception gets out.
+ *
+ * Structs. Each begins with struct_size, which the caller sets to sizeof the struct, in those that
+ * are filled too; all structs of an array have the same. A struct may grow at its end: fields that
+ * a caller does not know are 0, and a field that is 0 has its default, which its comment gives
+ * where it is not 0. Fields that are set and that this library does not know are
+ * LARIAT_UNSUPPORTED. Begin with zeros:
+ *     lariat_cache_config config = {.struct_size = sizeof config};
+ *
+ * Handles. A cache is a pointer, valid until lariat_cache_destroy. Sequences, steps and transfers
+ * are numbers of one cache, never used again; 0 names none, and a sequence or step that has ended
+ * is LARIAT_INVALID_ARGUMENT.
+ *
  * Memory. Pointers that are passed in are read during the call, but for rows, weights and outputs
  * of the append calls: device memory that must live until the stream has passed the call. Pointers
- *   that are handed out belong to the cache. Null is legal where a comment says so, and for an
- *   array of 0 elements.
+ * that are handed out belong to the cache. Null is legal where a comment says so, and for an array
+ * of 0 elements.
+ *
  * Streams. A cudaStream_t as void*; null is the default stream. Other backends ignore it.
+ *
  * Threads. One thread at a time per cache, lariat_cache_stats and the deleters of tensors apart. */
 
 #ifdef __cplusplus
