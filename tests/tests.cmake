@@ -29,6 +29,7 @@ lariat_test(simulate_test SOURCES simulate_test.cc simulate_check_test.cc simula
             simulate_turns_test.cc SESSION)
 lariat_test(simulate_rollback_test SOURCES simulate_rollback_test.cc SESSION)
 lariat_test(simulate_tier_test SOURCES simulate_tier_test.cc SESSION)
+lariat_test(simulate_windows_test SOURCES simulate_windows_test.cc SESSION)
 lariat_test(shared_trace_test SOURCES shared_trace_test.cc SESSION TIMEOUT 600)
 if(TARGET lariat_tool)
   lariat_test(simulate_command_test SOURCES simulate_command_test.cc SESSION)

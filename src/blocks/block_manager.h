@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <iosfwd>
@@ -196,7 +197,7 @@ class BlockManager {
   std::span<const TokenId> NextTokens(std::span<const TokenId> ids, std::size_t blocks,
                                       std::int64_t reusable) const;
   void ExtendMatch(Sequence& sequence);
-  PrefixMatch MatchInWindows(std::span<const TokenId> prompt, std::int32_t parent) const;
+  PrefixMatch MatchInWindows(std::span<const TokenId> prompt, RootId root) const;
 
   // keep.cc
   std::int32_t FindPath(std::span<const TokenId> prompt, const OpenOptions& options,
@@ -281,6 +282,10 @@ class BlockManager {
   }
 
   // sides.cc
+  template <class Has>
+  std::int64_t UsableBlocks(std::int64_t blocks, Has has) const;
+  template <class Has>
+  bool CanUse(std::int64_t blocks, std::int64_t tokens, Has has) const;
   std::int64_t UsableBlocks(std::span<const BlockId> path) const;
   bool CanUse(std::span<const BlockId> path, const NearestChild& partial) const;
   void FitMatch(Sequence& sequence) const;
@@ -298,6 +303,7 @@ class BlockManager {
   Status CheckLength(const Sequence& sequence, std::int64_t length) const;
   void SlideOut(Sequence& sequence);
   void AttachSides(Sequence& sequence, std::size_t n, BlockId owner);
+  void AttachSide(BlockId owner, std::size_t side, BlockId page);
   void DropSides(BlockId owner);
   bool HasSides(BlockId owner) const;
   template <class F>
@@ -306,6 +312,14 @@ class BlockManager {
   std::int64_t SidesToPin(std::int32_t last) const;
   void PinSides(std::int32_t last);
   void UnpinSides(std::int32_t last, std::int32_t count);
+  // The same of the places that a suspended one holds, those of sides first.
+  template <class F>
+  static void ForEachPlace(const Sequence& sequence, F f) {
+    for (const SideTable& side : sequence.sides) {
+      std::for_each(side.places.rbegin(), side.places.rend(), f);
+    }
+    std::for_each(sequence.places.rbegin(), sequence.places.rend(), f);
+  }
   // Calls f for each block of all groups that the sequence holds, deepest first, those of a side
   // before that of the first group.
   template <class F>
@@ -339,15 +353,31 @@ class BlockManager {
 
   // tier.cc
   Status CheckTier() const;
-  HostPool::List ListOf(NodeId node) const {
-    return index_.block(node) == kNoBlock ? HostPool::kAlone : HostPool::kOnDevice;
+  // The device's block of what a place is, or would be, the copy of; kNoBlock: it is not there.
+  BlockId BlockOf(NodeId node, int side) const {
+    const BlockId block = index_.block(node);
+    if (side < 0 || block == kNoBlock) return block;
+    return sides_.page(block, static_cast<std::size_t>(side));
+  }
+  HostId HostOf(NodeId node, int side) const {
+    return side < 0 ? index_.host(node) : sides_.host(node, static_cast<std::size_t>(side));
+  }
+  void SetHost(NodeId node, int side, HostId host) {
+    side < 0 ? index_.SetHost(node, host)
+             : sides_.SetHost(node, static_cast<std::size_t>(side), host);
+  }
+  // Of a place with a node.
+  HostPool::List ListOf(HostId host) const {
+    const bool here = BlockOf(host_.node(host), host_.side(host)) != kNoBlock;
+    return here ? HostPool::kOnDevice : HostPool::kAlone;
   }
   HostId TakePlace();
-  void GivePlace(NodeId node, HostId host);
-  void DropPlace(NodeId node);
+  void GivePlace(NodeId node, int side, HostId host);
+  void DropPlace(NodeId node, int side);
+  void DropPlaces(NodeId node);
   void Unhold(HostId host);
   void Evict(BlockId victim);
-  bool Write(NodeId node);
+  bool Write(NodeId node, int side);
   void NoteIndexed(NodeId node);
   void NoteHits(const StepRows& rows, const Sequence& sequence);
   void KeepClean();
@@ -357,16 +387,29 @@ class BlockManager {
   std::int64_t HostTokens(std::int32_t parent, std::span<const TokenId> tokens, std::size_t blocks,
                           std::int64_t in_tail, std::vector<HostId>* path) const;
   std::int64_t HostTokens(const Sequence& sequence, std::vector<HostId>* path) const;
+  // A prefix that is cached in one tier or the other.
+  struct TierPath {
+    std::vector<NodeId> nodes;
+    std::int64_t tokens = 0;  // may end inside the last node
+  };
+  TierPath FindInTiers(std::span<const TokenId> prompt, RootId root) const;
 
   // tier_suspend.cc
-  HostId PlaceOf(const Sequence& sequence, std::size_t index) const;
+  bool IsIndexed(const Sequence& sequence, std::size_t n, int side) const;
+  HostId PlaceOf(const Sequence& sequence, std::size_t n, int side) const;
+  template <class F>
+  static void ForEachToSuspend(Sequence& sequence, F f);
   Status ChoosePlaces(Sequence& sequence);
   void Choose(HostId host);
   void TakeOver(HostId host);
 
   // tier_transfer.cc
-  void AddBlock(BlockId block, HostId host, Transfer& transfer);
-  void AddPlace(HostId host, Transfer& transfer);
+  void AddBlock(BlockId block, HostId host, int side, Transfer& transfer);
+  void AddPlace(HostId host, int side, Transfer& transfer);
+  void AddCopy(HostId host, int side, Transfer& transfer);
+  void AddTierPath(const TierPath& path, Transfer& transfer);
+  bool AddToResume(std::span<const HostId> places, int side, Transfer& transfer);
+  void AttachToSide(Transfer::Item& item, BlockId owner, std::size_t side);
   Result<TransferId> OpenTransfer();
   void Depart(Transfer& transfer);
   TransferId TransferOf(const Sequence& sequence) const;

@@ -202,7 +202,7 @@ void BlockManager::EnsureCapacity(std::int64_t blocks) {
                                      std::max<std::size_t>(1024, 2 * index_.capacity()));
   pins_.resize(grown);
   idle_.Grow(grown);
-  sides_.Grow(grown);
+  sides_.Grow(grown, 0);
   index_.Reserve(grown);
 }
 

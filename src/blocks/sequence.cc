@@ -85,6 +85,7 @@ void SequenceTable::Recycle(Sequence& sequence) {
   fresh.match_generations.clear();
   for (SideTable& side : fresh.sides) {
     side.table.clear();
+    side.places.clear();
     side.slid = 0;
   }
   sequence = std::move(fresh);

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,7 @@ std::string NameOf(SequenceId id);
 struct SideTable {
   std::vector<BlockId> table;  // as long as Sequence::table
   std::int64_t slid = 0;       // leading entries that are given back: kNoBlock
+  std::vector<HostId> places;  // suspended: from entry `slid` on
 };
 
 // What the cache knows of one sequence.
@@ -73,6 +75,9 @@ struct alignas(64) Sequence {
   std::vector<HostId> places;  // suspended: of the host tier, one for each block that it had
   std::vector<SideTable> sides;
 
+  std::span<const TokenId> prompt() const {
+    return std::span(ids).first(static_cast<std::size_t>(prompt_length));
+  }
   std::int64_t known() const { return static_cast<std::int64_t>(ids.size()); }
 };
 static_assert(sizeof(Sequence) <= 384);  // what steps touch comes first

@@ -403,7 +403,7 @@ void BlockManager::DropSequence(Sequence& sequence) {
     if (pinned) pool_.Unpin(block);
     DropReference(block);
   });
-  for (auto host = sequence.places.rbegin(); host != sequence.places.rend(); ++host) Unhold(*host);
+  ForEachPlace(sequence, [&](HostId host) { Unhold(host); });
   index_.DropRoot(sequence.root);
   sequences_.Recycle(sequence);
 }

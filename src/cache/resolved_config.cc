@@ -222,9 +222,6 @@ Status ResolveHost(const CacheConfig& config, ResolvedConfig& resolved) {
   if (config.memory.unlimited) {
     return Unsupported("host beside memory.unlimited: nothing would ever be evicted");
   }
-  if (resolved.groups.size() > 1) {
-    return Unsupported("host with layers of several kinds or windows: not built");
-  }
   if (config.layout == Layout::kLayerMajor) {
     return Unsupported("host with layout layer_major: a host tier holds block_major blocks only");
   }

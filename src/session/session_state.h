@@ -156,9 +156,6 @@ struct Session::Impl {
                   std::size_t index);
   Status RemoveEnded();
 
-  std::int64_t BlocksFor(std::int64_t tokens) const {
-    return (tokens + block_size - 1) / block_size;
-  }
   std::vector<TokenId> TakeBuffer();
   void ReturnBuffer(std::vector<TokenId>& buffer);
 
