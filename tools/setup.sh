@@ -74,8 +74,9 @@ if ((${#packages[@]} + ${#wanted[@]} == 0)); then
   exit 0
 fi
 if ((${#packages[@]} == 0)); then
-  # As much as can be had here without asking anybody.
-  if ! { ((EUID == 0)) && command -v apt-get >/dev/null && apt-get update -q >&2 &&
+  # As much as can be had here without asking anybody, and without a long wait for no network.
+  if ! { ((EUID == 0)) && command -v apt-get >/dev/null &&
+    apt-get -o Acquire::Retries=0 -o Acquire::http::Timeout=5 update -q >&2 &&
     DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends \
       "${wanted[@]}" >&2; }; then
     echo "setup: without ${wanted[*]} some tests are skipped" >&2
