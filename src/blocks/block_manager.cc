@@ -3,12 +3,16 @@
 #include "blocks/block_manager.h"
 
 #include <algorithm>
+#include <bit>
 #include <string>
 
 namespace lariat::blocks {
 
 BlockManager::BlockManager(const ManagerConfig& config)
     : config_(config),
+      block_shift_(std::has_single_bit(static_cast<unsigned>(config.block_size))
+                       ? std::countr_zero(static_cast<unsigned>(config.block_size))
+                       : -1),
       pool_(config.num_blocks, config.unlimited),
       idle_(config.eviction),
       index_(config.block_size),
@@ -176,7 +180,10 @@ void BlockManager::ExtendMatch(Sequence& sequence) {
     }
     parent = nearest.node;
     path.push_back(nearest.block);
-    generations.push_back(pool_.generation(nearest.block));
+    pool_.Prefetch(nearest.block);
+  }
+  for (std::size_t n = generations.size(); n < path.size(); ++n) {
+    generations.push_back(pool_.generation(path[n]));
   }
   FitMatch(sequence);
 }
@@ -295,7 +302,7 @@ Result<SequenceId> BlockManager::Fork(SequenceId id, std::int64_t length) {
   if (Status idle = CheckIdle(); !idle.ok()) return idle;
   Result<Sequence*> found = FindUsable(id);
   if (!found.ok()) return found.status();
-  const Sequence& parent = **found;
+  Sequence& parent = **found;
   if (length < -1 || length > parent.settled) {
     return InvalidArgument("length " + std::to_string(length) + ": allowed are -1 (all) to " +
                            std::to_string(parent.settled) + ", the settled tokens of " +
@@ -331,6 +338,7 @@ Result<SequenceId> BlockManager::Fork(SequenceId id, std::int64_t length) {
     child.sides[side].slid = std::min(from.slid, BlocksFor(length));
   }
   ForEachHeld(child, [&](BlockId block) { pool_.Claim(block); });
+  parent.owns_tail = false;
   return child.id;
 }
 

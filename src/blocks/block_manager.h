@@ -112,7 +112,7 @@ class BlockManager {
   // Host side of Prepare: the plan can no longer be undone.
   void Prepare(PlannedStep& step);
   // Checks a Commit; changes nothing.
-  Status CheckCommit(const PlannedStep& step, std::span<const StepCommit> commits);
+  Status CheckCommit(PlannedStep& step, std::span<const StepCommit> commits);
   // REQUIRES: CheckCommit said Ok.
   void Commit(PlannedStep& step, std::span<const StepCommit> commits);
   // Checks a Discard; changes nothing.
@@ -238,6 +238,7 @@ class BlockManager {
   }
 
   // plan.cc
+  Status CheckPositions(const StepItem& item) const;
   Status CheckItems(std::span<const StepItem> items);
   Status Fill(std::span<const StepItem> items, const StepShape& shape, PlannedStep& step,
               PlanFailure* failure);
@@ -257,17 +258,28 @@ class BlockManager {
   void EnsureCapacity(std::int64_t blocks);
 
   // settle.cc
-  Status CheckEntry(const PlannedStep& step, const StepCommit& commit, int item) const;
-  void ReserveCommit(const PlannedStep& step, std::span<const StepCommit> commits);
+  Status MatchCommits(PlannedStep& step, std::span<const StepCommit> commits);
+  static Status CheckEntry(const PlannedStep& step, std::size_t index, const StepCommit& commit,
+                           const Sequence& sequence);
   void ReserveReleases(std::int64_t count);
+  // The full blocks that would enter the index, or merge, with so many settled rows and known ids.
   std::int64_t BlocksToIndex(const Sequence& sequence, std::int64_t settled,
-                             std::int64_t known) const;
-  static std::int64_t EndOf(const PlannedStep& step, std::size_t index, std::int64_t kept);
+                             std::int64_t known) const {
+    if (!config_.reuse || !sequence.indexable) return 0;
+    return std::max<std::int64_t>(0, BlockAt(std::min(settled, known)) - sequence.indexed);
+  }
+  // Where the first `kept` rows of an item end.
+  static std::int64_t EndOf(const PlannedStep& step, std::size_t index, std::int64_t kept) {
+    return std::min<std::int64_t>(step.rows[index].start + kept, step.items[index].limit);
+  }
   void SettleItem(PlannedStep& step, std::size_t index, const StepCommit* commit);
   void SettleBlocks(PlannedStep& step, std::size_t index, std::int64_t end);
   void DiscardItem(PlannedStep& step, std::size_t index);
   void EndStep(PlannedStep& step, bool discarded);
-  void IndexFullBlocks(Sequence& sequence);
+  void IndexFullBlocks(Sequence& sequence) {
+    if (BlocksToIndex(sequence, sequence.settled, sequence.known()) > 0) IndexNewBlocks(sequence);
+    if (sequence.retains) RetainNewBlocks(sequence);
+  }
   void IndexNewBlocks(Sequence& sequence);
   void IndexTail(Sequence& sequence);
   NodeId Index(std::int32_t parent, std::span<const TokenId> tokens, BlockId block);
@@ -275,10 +287,18 @@ class BlockManager {
   void Release(const Sequence& sequence, BlockId block);
   void ReleaseWith(PlannedStep& step, BlockId block, int sequence);
   PlannedStep* LastLiveStep(int entry);
-  void DropReference(BlockId block);
+  void DropReference(BlockId block, bool late = false);
   void DropSequence(Sequence& sequence);
+  // The block that a token is in. A division would take longer than all else that a step does for
+  // a sequence.
+  std::int64_t BlockAt(std::int64_t token) const {
+    return block_shift_ >= 0 ? token >> block_shift_ : token / config_.block_size;
+  }
   std::int64_t BlocksFor(std::int64_t tokens) const {
-    return (tokens + config_.block_size - 1) / config_.block_size;
+    return BlockAt(tokens + config_.block_size - 1);
+  }
+  bool BeginsBlock(std::int64_t token) const {
+    return token == BlockAt(token) * config_.block_size;
   }
 
   // sides.cc
@@ -418,6 +438,7 @@ class BlockManager {
   void LetGo(Transfer& transfer);
 
   const ManagerConfig config_;
+  const int block_shift_;  // log2 of a block size that is a power of two; else -1
   BlockPool pool_;
   IdleBlocks idle_;
   PrefixIndex index_;

@@ -142,7 +142,7 @@ void BlockManager::TakeHitSides(Sequence& sequence, std::int64_t hit) const {
   }
 }
 
-// Of a copy-on-write of the step's next item, or its `item`: the blocks beside its source.
+// Of a copy-on-write of the step's `item`: the blocks beside its source.
 //   source_of(side): kNoBlock where there is nothing to copy
 template <class SourceOf>
 void BlockManager::CopySides(PlannedStep& step, std::size_t item, int entry, SourceOf source_of) {
@@ -158,7 +158,7 @@ void BlockManager::CopySides(PlannedStep& step, std::size_t item, int entry, Sou
 }
 
 void BlockManager::CopyHitSides(PlannedStep& step, BlockId source, int entry) {
-  CopySides(step, step.items.size(), entry, [&](std::size_t side) {
+  CopySides(step, step.items.size() - 1, entry, [&](std::size_t side) {
     const BlockId page = sides_.page(source, side);
     if (page != kNoBlock) Claim(page, step.undo);
     return page;

@@ -121,8 +121,9 @@ TransferId BlockManager::FinishSuspend() {
   });
   const bool copies = !writes_.empty();
   WritesStarted();
-  ForEachHeld(sequence, [&](BlockId block) { DropReference(block); });
+  ForEachHeld(sequence, [&](BlockId block) { DropReference(block, /*late=*/true); });
   sequence.table.clear();
+  sequence.owns_tail = false;
   for (SideTable& side : sequence.sides) side.table.clear();
   sequence.first_dirty = 0;
   sequence.suspended = true;

@@ -267,10 +267,10 @@ StepArraySizes SizeStepArrays(const CacheConfig& config, const ResolvedConfig& r
   // Header, entries, every table entry changed, every position given.
   sizes.upload_bytes = static_cast<std::int64_t>(sizeof(StepHeader)) +
                        sequences * static_cast<std::int64_t>(sizeof(StepEntry)) + table + positions;
-  // Positions, choices, cu_seqlens, seqused_k, the fault word, the upload; and of each group slots,
-  // filled, both tables.
+  // Positions, choices, cu_seqlens, seqused_k, the fault word; and of each group slots, filled,
+  // both tables.
   sizes.device_bytes = positions + choices + (sequences + 1) * 4 + sequences * 4 + 8 +
-                       sizes.upload_bytes + groups * (tokens * 8 + sequences * 4) + 2 * table;
+                       groups * (tokens * 8 + sequences * 4) + 2 * table;
   sizes.pinned_bytes =
       StepRing(config) * (sizes.upload_bytes + static_cast<std::int64_t>(sizeof(FaultRecord)));
   return sizes;
