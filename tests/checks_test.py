@@ -53,6 +53,8 @@ class CheckIncludes(Folder):
                               ("src/backend/cuda/a.cu", "<cuda_runtime.h>"),
                               ("tools/a.cc", "<CLI/CLI.hpp>"), ("tools/a.cc", '"lariat/session.h"'),
                               ("include/lariat/a.h", '"lariat/b.h"'),
+                              ("src/c_api/a.cc", '"lariat/kv_cache.h"'),
+                              ("include/lariat/a.h", "<stdint.h>"),
                               ("tests/reference/a.h", '"lariat/types.h"')):
             self.assertEqual(self.verdict(path, include), 0, (path, include))
 
@@ -63,6 +65,8 @@ class CheckIncludes(Folder):
                               ("src/base/a.cc", '"elsewhere/b.h"'),
                               ("src/session/a.cc", '"blocks/b.h"'),  # past the public API
                               ("tools/a.cc", '"cache/b.h"'),
+                              ("src/c_api/a.cc", '"cache/b.h"'),
+                              ("src/cache/a.cc", '"c_api/b.h"'),
                               ("src/cache/a.cc", "<nlohmann/json.hpp>"),
                               ("src/cache/a.cc", "<cuda_runtime.h>"),
                               ("src/session/a.cc", "<spdlog/spdlog.h>"),

@@ -11,7 +11,7 @@ import unittest
 
 ROOT = pathlib.Path(sys.argv.pop(1)).resolve()
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-SOURCES = {".cc", ".h", ".cu", ".cuh", ".py", ".sh", ".cmake"}
+SOURCES = {".c", ".cc", ".h", ".cu", ".cuh", ".py", ".sh", ".cmake"}
 FOLDERS = ("include", "src", "tools", "tests", "examples", "cmake")
 
 

@@ -47,10 +47,17 @@ if(NOT LARIAT_SANITIZE)
   add_test(NAME "house: the README's link line"
     COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/link_test.py ${PROJECT_SOURCE_DIR}
             ${PROJECT_BINARY_DIR} ${CMAKE_CXX_COMPILER} "${cuda_libraries}")
-  if(LARIAT_SESSION AND PROJECT_IS_TOP_LEVEL)
-    add_test(NAME "house: an installed Lariat is found"
-      COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/install_test.py ${PROJECT_SOURCE_DIR}
-              ${PROJECT_BINARY_DIR} ${CMAKE_COMMAND} ${CMAKE_CXX_COMPILER})
+  if(LARIAT_SESSION AND LARIAT_TOOLS AND LARIAT_C_SHARED AND LARIAT_INSTALL)
+    foreach(mode installed subdirectory)
+      add_test(NAME "house: a project that uses Lariat, ${mode}"
+        COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/install_test.py ${mode}
+                ${PROJECT_SOURCE_DIR} ${PROJECT_BINARY_DIR} ${CMAKE_COMMAND} ${CMAKE_CXX_COMPILER}
+                ${CMAKE_C_COMPILER} "${CMAKE_CXX_COMPILER_LAUNCHER}")
+      set_tests_properties("house: a project that uses Lariat, ${mode}" PROPERTIES
+        SKIP_REGULAR_EXPRESSION "SKIPPED: " TIMEOUT 900)
+    endforeach()
+    # It compiles the archive, two files at a time.
+    set_tests_properties("house: a project that uses Lariat, subdirectory" PROPERTIES PROCESSORS 2)
   endif()
 endif()
 

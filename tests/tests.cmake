@@ -78,3 +78,4 @@ lariat_test(mla_append_test LOOPS SOURCES mla_append_test.cc mla_append_hidden_t
 lariat_test(cases_mla_test LOOPS SOURCES cases_mla_test.cc SESSION)
 lariat_test(mla_golden_test LOOPS SOURCES mla_golden_test.cc mla_golden_append_test.cc SESSION)
 lariat_test(cache_mla_test LOOPS SOURCES cache_mla_test.cc cache_mla_append_test.cc cache_mla_expand_test.cc)
+lariat_test(c_api_memory_test SOURCES c_api_memory_test.cc c_api_convert_test.cc support/count_new.cc)

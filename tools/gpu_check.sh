@@ -37,6 +37,8 @@ if ((tests)); then
   ctest --preset release -j 4 --no-tests=error --output-junit "$PWD/build/release/tests.xml" ||
     result=1
   python3 tools/count_tests.py --allowed tests/skips.txt gpu=build/release/tests.xml || result=1
+  # Says so and passes where torch is not installed.
+  LARIAT_C=build/release/src/liblariat_c.so python3 -B examples/python/torch_view.py cuda || result=1
 fi
 
 if ((bench)); then

@@ -20,6 +20,11 @@ needs=(
   "header  cblas.h                               libopenblas-dev"
   "header  benchmark/benchmark.h                 libbenchmark-dev"
 )
+# What single tests need, which skip without it: no reason to fail where it cannot be installed.
+wants=(
+  "command pkg-config                            pkg-config"
+  "numpy   1.23                                  python3-numpy"
+)
 
 have_header() {
   local flags=() prefix name
@@ -39,22 +44,46 @@ have_header() {
   return 1
 }
 
-# Prints the packages that are missing, one a line.
+# Whether an interpreter that tests/python_test.py tries has numpy.
+have_numpy() {
+  local python
+  for python in python3 /usr/bin/python3; do
+    if "$python" -c "import numpy; numpy.from_dlpack" 2>/dev/null; then
+      return 0
+    fi
+  done
+  return 1
+}
+
+# missing LINE...: prints the packages of those lines that are missing, one a line.
 missing() {
   local need kind what package
-  for need in "${needs[@]}"; do
+  for need in "$@"; do
     read -r kind what package <<<"$need"
     case $kind in
       command) command -v "$what" >/dev/null || echo "$package" ;;
       header) have_header "$what" || echo "$package" ;;
+      numpy) have_numpy || echo "$package" ;;
     esac
   done
 }
 
-read -r -d "" -a packages <<<"$(missing)" || true
-if ((${#packages[@]} == 0)); then
+read -r -d "" -a packages <<<"$(missing "${needs[@]}")" || true
+read -r -d "" -a wanted <<<"$(missing "${wants[@]}")" || true
+if ((${#packages[@]} + ${#wanted[@]} == 0)); then
   exit 0
 fi
+if ((${#packages[@]} == 0)); then
+  # As much as can be had here without asking anybody, and without a long wait for no network.
+  if ! { ((EUID == 0)) && command -v apt-get >/dev/null &&
+    apt-get -o Acquire::Retries=0 -o Acquire::http::Timeout=5 update -q >&2 &&
+    DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends \
+      "${wanted[@]}" >&2; }; then
+    echo "setup: without ${wanted[*]} some tests are skipped" >&2
+  fi
+  exit 0
+fi
+packages+=("${wanted[@]}")
 if ! command -v apt-get >/dev/null; then
   echo "setup: missing ${packages[*]} (Debian's names), and there is no apt-get to install them" >&2
   exit 1
@@ -71,7 +100,7 @@ echo "setup: installing ${packages[*]}" >&2
 "${sudo[@]}" apt-get update -q >&2
 "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends \
   "${packages[@]}" >&2
-read -r -d "" -a packages <<<"$(missing)" || true
+read -r -d "" -a packages <<<"$(missing "${needs[@]}")" || true
 if ((${#packages[@]} > 0)); then
   echo "setup: installed, and still not found: ${packages[*]}" >&2
   exit 1
