@@ -169,9 +169,10 @@ void BlockManager::ExtendMatch(Sequence& sequence) {
   path.reserve(static_cast<std::size_t>(reusable / config_.block_size));
   generations.reserve(static_cast<std::size_t>(reusable / config_.block_size));
   sequence.match_partial = {};
+  const std::span<const TokenId> ids = sequence.ids.all();
   std::int32_t parent = path.empty() ? sequence.root : index_.node(path.back());
   while (true) {
-    const auto next = NextTokens(sequence.ids, path.size(), reusable);
+    const auto next = NextTokens(ids, path.size(), reusable);
     if (next.empty()) break;
     const NearestChild nearest = index_.Nearest(parent, next);
     if (nearest.tokens < config_.block_size) {
@@ -244,7 +245,7 @@ Result<SequenceId> BlockManager::Open(std::span<const TokenId> prompt, const Ope
   opened->keyed = !options.salt.empty() || !options.extra_keys.empty();
   opened->max_length = max_length;
   opened->prompt_length = static_cast<std::int64_t>(prompt.size());
-  opened->ids.assign(prompt.begin(), prompt.end());
+  opened->ids.assign(prompt);
   return opened->id;
 }
 
@@ -281,7 +282,7 @@ Status BlockManager::Truncate(SequenceId id, std::int64_t length) {
   sequence.planned = std::min(sequence.planned, length);
   sequence.settled = std::min(sequence.settled, length);
   sequence.prompt_length = std::min(sequence.prompt_length, length);
-  if (sequence.known() > length) sequence.ids.resize(static_cast<std::size_t>(length));
+  if (sequence.known() > length) sequence.ids.shorten(static_cast<std::size_t>(length));
   sequence.indexed = std::min(sequence.indexed, length / config_.block_size);
   sequence.retained = std::min(sequence.retained, length / config_.block_size);
   if (length == 0) sequence.indexable = true;  // nothing of what kept it out is left
@@ -330,7 +331,8 @@ Result<SequenceId> BlockManager::Fork(SequenceId id, std::int64_t length) {
   child.prompt_length = std::min(parent.prompt_length, length);
   child.settled = child.planned = child.reach = length;
   child.indexed = std::min(parent.indexed, length / config_.block_size);
-  child.ids.assign(parent.ids.begin(), parent.ids.begin() + std::min(parent.known(), length));
+  child.ids.assign(
+      parent.ids.all().first(static_cast<std::size_t>(std::min(parent.known(), length))));
   child.table.assign(parent.table.begin(), parent.table.begin() + BlocksFor(length));
   for (std::size_t side = 0; side < sides_.count(); ++side) {
     const SideTable& from = parent.sides[side];
@@ -357,7 +359,7 @@ Status BlockManager::SetTokens(SequenceId id, std::span<const TokenId> tokens) {
         BlocksToIndex(sequence, sequence.settled, sequence.known() + std::ssize(tokens)) *
         GroupCount());
   }
-  sequence.ids.insert(sequence.ids.end(), tokens.begin(), tokens.end());
+  sequence.ids.append(tokens);
   IndexFullBlocks(sequence);
   EnforceQuotas();
   KeepClean();

@@ -88,7 +88,7 @@ std::string BlockManager::Snapshot() const {
       ForEachPlace(s, [&](HostId h) { out << ' ' << h; });
     }
     out << " ids";
-    for (const TokenId token : s.ids) out << ' ' << token;
+    for (const TokenId token : s.ids.all()) out << ' ' << token;
     for (const Retention& range : s.retention) {
       out << " retains " << range.first_token << ".." << range.last_token << ':' << range.priority
           << '/' << range.ttl_ms;
@@ -118,7 +118,7 @@ Result<std::int64_t> BlockManager::BlockHashes(SequenceId id, std::span<BlockHas
   const auto size = static_cast<std::size_t>(config_.block_size);
   BlockHash hash = HashRoot(index_.OptionsOf(sequence.root), sequence.rope_choice);
   for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
-    hash = HashBlock(hash, std::span(sequence.ids).subspan(i * size, size));
+    hash = HashBlock(hash, sequence.ids.all().subspan(i * size, size));
     hashes[i] = hash;
   }
   return count;

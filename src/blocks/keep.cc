@@ -140,7 +140,7 @@ Result<std::int64_t> BlockManager::Remove(std::span<const TokenId> prompt,
   const std::int32_t last = FindPath(prompt, options, rope_choice, /*on_host=*/true);
   KeepOut([&](const Sequence& s) {
     return s.root == root && s.known() >= std::ssize(prompt) &&
-           std::equal(prompt.begin(), prompt.end(), s.ids.begin());
+           std::equal(prompt.begin(), prompt.end(), s.ids.all().begin());
   });
   if (last == kNoNode) return std::int64_t{0};
   const auto rest = prompt.last(prompt.size() % static_cast<std::size_t>(config_.block_size));

@@ -74,7 +74,7 @@ void SequenceTable::Recycle(Sequence& sequence) {
   std::swap(fresh.match_path, sequence.match_path);
   std::swap(fresh.match_generations, sequence.match_generations);
   std::swap(fresh.sides, sequence.sides);
-  fresh.ids.clear();
+  fresh.ids.assign({});
   fresh.table.clear();
   fresh.places.clear();
   fresh.match_path.clear();

@@ -9,6 +9,7 @@
 
 #include "blocks/block_pool.h"
 #include "blocks/prefix_index.h"
+#include "blocks/token_list.h"
 #include "blocks/transfer.h"
 #include "lariat/types.h"
 
@@ -58,7 +59,7 @@ struct alignas(128) Sequence {
   std::int64_t indexed = 0;      // leading blocks of the table that are a path of the index
   std::int64_t first_dirty = 0;  // table entries from here on differ from the resident row
   std::int64_t retained = 0;     // leading blocks that were given `retention`
-  std::vector<TokenId> ids;
+  TokenList ids;                 // the newest ones end the second line
 
   std::vector<BlockId> table;
   int row = -1;  // of the resident block tables; -1 once closed
@@ -79,13 +80,14 @@ struct alignas(128) Sequence {
   std::vector<SideTable> sides;
 
   std::span<const TokenId> prompt() const {
-    return std::span(ids).first(static_cast<std::size_t>(prompt_length));
+    return ids.all().first(static_cast<std::size_t>(prompt_length));
   }
   // Neither corrupt nor away.
   bool usable() const { return !corrupt && !suspended && !in_transit; }
   std::int64_t known() const { return static_cast<std::int64_t>(ids.size()); }
 };
-static_assert(offsetof(Sequence, table) == 128 && sizeof(Sequence) <= 384);
+static_assert(offsetof(Sequence, table) == 128 + sizeof(std::vector<TokenId>) &&
+              sizeof(Sequence) <= 384);
 
 // Hands out sequence entries and the rows of the resident block tables, lowest first when new and
 // last in first out when returned. Entries do not move.

@@ -269,7 +269,7 @@ void BlockManager::EndStep(PlannedStep& step, bool discarded) {
 // REQUIRES: there are some.
 void BlockManager::IndexNewBlocks(Sequence& sequence) {
   const std::int64_t full = BlockAt(std::min(sequence.settled, sequence.known()));
-  const std::span<const TokenId> ids = sequence.ids;
+  const std::span<const TokenId> ids = sequence.ids.all();
   const auto first = static_cast<std::size_t>(sequence.indexed);
   std::int32_t parent = first == 0 ? sequence.root : index_.node(sequence.table[first - 1]);
   for (; sequence.indexed < full; ++sequence.indexed) {
@@ -383,9 +383,8 @@ void BlockManager::IndexTail(Sequence& sequence) {
   if (pool_.references(block) > 1 || index_.contains(block)) return;
   const std::int32_t parent =
       tail == 0 ? sequence.root : index_.node(sequence.table[static_cast<std::size_t>(tail - 1)]);
-  const std::span<const TokenId> tokens =
-      std::span(sequence.ids)
-          .subspan(static_cast<std::size_t>(end - count), static_cast<std::size_t>(count));
+  const std::span<const TokenId> tokens = sequence.ids.all().subspan(
+      static_cast<std::size_t>(end - count), static_cast<std::size_t>(count));
   if (index_.Nearest(parent, tokens).tokens == count) return;  // another one serves as well
   Index(parent, tokens, block);
   AttachSides(sequence, static_cast<std::size_t>(tail), block);

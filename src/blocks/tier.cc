@@ -235,7 +235,7 @@ std::int64_t BlockManager::HostTokens(const Sequence& sequence, std::vector<Host
   const auto& blocks = sequence.match_path;
   const std::int32_t parent = blocks.empty() ? sequence.root : index_.node(blocks.back());
   const std::int64_t reusable = ReusableTokens(sequence.prompt_length);
-  return HostTokens(parent, std::span(sequence.ids).first(static_cast<std::size_t>(reusable)),
+  return HostTokens(parent, sequence.ids.all().first(static_cast<std::size_t>(reusable)),
                     blocks.size(), sequence.match_partial.tokens, path);
 }
 
