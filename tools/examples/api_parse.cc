@@ -96,6 +96,8 @@ Result<CompletionCall> ParseCompletion(const std::string& body, std::int64_t voc
     json = Json::parse(body);
   } catch (const Json::parse_error& error) {
     return InvalidArgument("invalid JSON at byte " + std::to_string(error.byte));
+  } catch (const Json::exception&) {  // out_of_range: 1e400
+    return InvalidArgument("invalid JSON: a number is too large");
   }
   if (!json.is_object()) return InvalidArgument("the body is " + Shown(json) + ", not an object");
   CompletionCall call;

@@ -24,6 +24,7 @@ add_executable(tiny_server examples/tiny_server.cc examples/api.cc examples/api_
                            examples/engine.cc examples/http_server.cc examples/llama.cc
                            examples/llama_load.cc)
 lariat_target(tiny_server)
+target_include_directories(tiny_server PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
 target_link_libraries(tiny_server PRIVATE lariat::session ${httplib} CLI11::CLI11
                                           nlohmann_json::nlohmann_json Threads::Threads)
 find_package(prometheus-cpp CONFIG QUIET)

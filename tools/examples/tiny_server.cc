@@ -20,6 +20,7 @@
 #include "engine.h"
 #include "http_server.h"
 #include "llama.h"
+#include "option_checks.h"
 
 namespace {
 
@@ -44,8 +45,11 @@ struct Options {
 void AddOptions(CLI::App& app, Options& options) {
   app.add_option("--model", options.model,
                  "Folder with config.json and safetensors of a Llama; none: a tiny model that a "
-                 "seed makes");
-  app.add_option("--seed", options.seed, "Of the tiny model")->capture_default_str();
+                 "seed makes")
+      ->check(lariat::tools::NotEmpty());
+  app.add_option("--seed", options.seed, "Of the tiny model")
+      ->check(lariat::tools::DecimalUint64())
+      ->capture_default_str();
   app.add_option("--host", options.host, "Address to listen on")->capture_default_str();
   app.add_option("--port", options.port, "0: a free one, which is printed")
       ->check(CLI::Range(0, 65535))
