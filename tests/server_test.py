@@ -7,6 +7,7 @@ usage: server_test.py TINY_SERVER
 import concurrent.futures
 import random
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -14,7 +15,7 @@ import time
 import unittest
 
 from server_model import Model
-from server_tools import Server, make_llama, wait_for
+from server_tools import Server, make_llama, read_all, wait_for
 
 PROGRAM = sys.argv.pop(1)
 # 48 blocks of 4 tokens: the requests below take 11 to 37 each, so eight at once never fit.
@@ -198,6 +199,13 @@ class Ending(unittest.TestCase):
             wait_for(lambda: server.ask("GET", "/healthz")[1]["running"] == 1)
             connection.close()
             self.wait_until_nothing_runs(server, 3)
+            # One that has closed its side alone is told so.
+            body = b'{"prompt": [4], "max_tokens": 4000}'
+            with server.socket(b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n" %
+                               len(body) + body) as raw:
+                raw.shutdown(socket.SHUT_WR)
+                self.assertIn(b'"finish_reason":"cancelled"', read_all(raw))
+            self.wait_until_nothing_runs(server, 4)
             self.assertEqual(len(server.complete(prompt=[5], max_tokens=3)["tokens"]), 3)
         # One that waits behind another.
         with Server(PROGRAM, *self.options, "--max-batch", 1) as server:

@@ -20,6 +20,12 @@ needs=(
   "header  cblas.h                               libopenblas-dev"
   "header  benchmark/benchmark.h                 libbenchmark-dev"
 )
+# What parts of it are built with, and CMake does without: tiny_server, and its metrics.
+wishes=(
+  "command pkg-config                            pkg-config"
+  "header  httplib.h                             libcpp-httplib-dev"
+  "header  prometheus/metric_family.h            prometheus-cpp-dev"
+)
 
 have_header() {
   local flags=() prefix name
@@ -39,10 +45,10 @@ have_header() {
   return 1
 }
 
-# Prints the packages that are missing, one a line.
+# Prints the packages of a list that are missing, one a line.
 missing() {
   local need kind what package
-  for need in "${needs[@]}"; do
+  for need in "$@"; do
     read -r kind what package <<<"$need"
     case $kind in
       command) command -v "$what" >/dev/null || echo "$package" ;;
@@ -51,28 +57,44 @@ missing() {
   done
 }
 
-read -r -d "" -a packages <<<"$(missing)" || true
-if ((${#packages[@]} == 0)); then
-  exit 0
-fi
-if ! command -v apt-get >/dev/null; then
-  echo "setup: missing ${packages[*]} (Debian's names), and there is no apt-get to install them" >&2
-  exit 1
-fi
-sudo=()
-if ((EUID != 0)); then
-  if ! command -v sudo >/dev/null; then
-    echo "setup: missing ${packages[*]}; run as root, or install sudo" >&2
+# Prints why nothing can be installed, or nothing.
+obstacle() {
+  if ! command -v apt-get >/dev/null; then
+    echo "(Debian's names), and there is no apt-get to install them"
+  elif ((EUID != 0)) && ! command -v sudo >/dev/null; then
+    echo "(run as root, or install sudo)"
+  fi
+}
+
+install() {
+  local sudo=()
+  if ((EUID != 0)); then
+    sudo=(sudo)
+  fi
+  echo "setup: installing $*" >&2
+  "${sudo[@]}" apt-get update -q -o Acquire::Retries=1 -o Acquire::http::Timeout=20 >&2 || true
+  "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends \
+    "$@" >&2
+}
+
+read -r -d "" -a packages <<<"$(missing "${needs[@]}")" || true
+if ((${#packages[@]} > 0)); then
+  why=$(obstacle)
+  if [[ -n $why ]]; then
+    echo "setup: missing ${packages[*]} $why" >&2
     exit 1
   fi
-  sudo=(sudo)
+  install "${packages[@]}"
+  read -r -d "" -a packages <<<"$(missing "${needs[@]}")" || true
+  if ((${#packages[@]} > 0)); then
+    echo "setup: installed, and still not found: ${packages[*]}" >&2
+    exit 1
+  fi
 fi
-echo "setup: installing ${packages[*]}" >&2
-"${sudo[@]}" apt-get update -q >&2
-"${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends \
-  "${packages[@]}" >&2
-read -r -d "" -a packages <<<"$(missing)" || true
+
+read -r -d "" -a packages <<<"$(missing "${wishes[@]}")" || true
 if ((${#packages[@]} > 0)); then
-  echo "setup: installed, and still not found: ${packages[*]}" >&2
-  exit 1
+  if [[ -n $(obstacle) ]] || ! install "${packages[@]}"; then
+    echo "setup: without ${packages[*]}; CMake's summary says what is not built" >&2
+  fi
 fi
