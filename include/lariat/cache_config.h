@@ -12,9 +12,11 @@ namespace lariat {
 
 enum class LayerKind : std::uint8_t { kFull, kSliding, kChunked, kMla, kLinear };
 
-// What one layer stores per token. Layers of one kind form a group with one block table; they may
-// differ in heads and widths. kMla and another kind in one cache, kSliding, kChunked and kLinear
-// are kUnsupported for now.
+// What one layer stores per token, and how far back it reads. Layers of one kind and window form a
+// group with one block table, or several groups: see MemoryFootprint::num_groups. They may differ
+// in heads and widths. kLinear is kUnsupported for now.
+//   kSliding: a row reads itself and the window - 1 tokens before it
+//   kChunked: a row reads its own chunk, of the tokens from the last multiple of window on
 struct LayerSpec {
   LayerKind kind = LayerKind::kFull;
   int kv_heads = 0;  // of the whole model, before `shard`; >= 1; kMla: 1
@@ -22,7 +24,7 @@ struct LayerSpec {
   int k_dim = 0;
   int v_dim = 0;   // elements of a value head: even, 2..512; kMla: 0
   int rope = -1;   // index into CacheConfig::ropes; -1: keys are stored as they come
-  int window = 0;  // tokens: of kSliding its window, of kChunked its chunk; 0 otherwise
+  int window = 0;  // tokens, >= 1: of kSliding its window, of kChunked its chunk; 0 otherwise
 
   friend bool operator==(const LayerSpec&, const LayerSpec&) = default;
 };
@@ -37,7 +39,7 @@ struct Shard {
 
 // How much memory the pool takes: exactly one of the three.
 struct MemoryConfig {
-  std::int64_t num_blocks = 0;    // blocks of every layer
+  std::int64_t num_blocks = 0;    // blocks, each of which serves one group or another
   std::int64_t bytes = 0;         // as many whole blocks as fit
   bool unlimited = false;         // grows for ever; null backend only
   void* caller_memory = nullptr;  // kUnsupported for now
@@ -45,7 +47,7 @@ struct MemoryConfig {
 
 // Order of a pool's planes. kBlockMajor is [block][layer][K|V][row][head][element]: a block is one
 // run of bytes. kLayerMajor is [layer][K|V][block][row][head][element] and is built for the
-// contiguous case alone: block_size >= max_tokens_per_sequence, one block per sequence.
+// contiguous case alone: block_size >= max_tokens_per_sequence, one block per sequence, one group.
 enum class Layout : std::uint8_t { kBlockMajor, kLayerMajor };
 
 // Order inside a plane: rows of heads, or heads of rows (kUnsupported for now).
@@ -116,9 +118,16 @@ struct CacheConfig {
 
 // What a configuration would take, in bytes.
 struct MemoryFootprint {
-  std::int64_t bytes_per_token = 0;  // all layers, K and V, this rank
-  std::int64_t bytes_per_block = 0;  // block_size tokens
-  std::int64_t num_blocks = 0;       // 0 when unlimited
+  std::int64_t bytes_per_token = 0;  // all layers, K and V, this rank, unpadded
+  std::int64_t bytes_per_block = 0;  // block_size tokens of one group; the same for every group
+  // Layers with a block table of their own. The first group has all layers of full attention, or
+  // else all MLA layers, or else those of the widest window, and its blocks are not padded: the
+  // layers of another kind or window are as many groups as it takes for none to be larger.
+  // Blocks of the first group are kept to the end of their sequence; those of windows are given
+  // back when no later row reads them.
+  int num_groups = 1;
+  std::int64_t padding_bytes = 0;  // that one block of each group, together, leaves unused
+  std::int64_t num_blocks = 0;     // 0 when unlimited
   std::int64_t pool_bytes = 0;
   std::int64_t rope_table_bytes = 0;
   std::int64_t step_array_bytes = 0;   // device arrays of StepView and what feeds them

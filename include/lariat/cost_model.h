@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -64,6 +66,35 @@ struct AttentionCost {
   double context_bytes = 0.0;  // per token of context: keys and values read, or latents
 };
 
+// How far back the layers of one kind and window read.
+struct AttentionWindow {
+  LayerKind kind = LayerKind::kFull;  // kSliding or kChunked where it is one
+  std::int64_t tokens = 0;            // LayerSpec::window
+
+  // The first token that the row at `position` attends to.
+  std::int64_t First(std::int64_t position) const {
+    return kind == LayerKind::kChunked ? position - position % tokens
+                                       : std::max<std::int64_t>(0, position - tokens + 1);
+  }
+  // The tokens that rows [0, rows) of a sequence attend to, themselves included, summed.
+  std::int64_t Sum(std::int64_t rows) const {
+    const auto triangle = [](std::int64_t n) { return n * (n + 1) / 2; };
+    if (kind == LayerKind::kChunked)
+      return rows / tokens * triangle(tokens) + triangle(rows % tokens);
+    return rows <= tokens ? triangle(rows) : triangle(tokens) + (rows - tokens) * tokens;
+  }
+  friend bool operator==(const AttentionWindow&, const AttentionWindow&) = default;
+};
+
+// Attention of the layers of one kind and window.
+struct WindowCost {
+  AttentionWindow window;
+  AttentionCost attention;
+};
+
+// Different windows that the layers of one model may have.
+inline constexpr std::size_t kMaxWindows = 4;
+
 // What a model costs per row, per token of context and per step, summed over its layers. A value;
 // made once by MakeModelCost, or by hand.
 struct ModelCost {
@@ -91,8 +122,9 @@ struct ModelCost {
   double expand_token_values = 0.0;  // elements that a token expanded reads and writes
   double absorb_row_values = 0.0;    // elements that a row reads and writes
 
-  AttentionCost prefill_attention;  // the two differ for MLA alone
+  AttentionCost prefill_attention;  // of layers without a window; the two differ for MLA alone
   AttentionCost decode_attention;
+  std::array<WindowCost, kMaxWindows> windows;  // of the others; tokens 0: no more
   double append_row_bytes = 0.0;  // per row: K and V, or its latent, read as they come and written
 
   double weight_bytes = 2.0;  // bytes of one weight element
@@ -102,13 +134,28 @@ struct ModelCost {
 // The costs of `model` with its cache in cache_dtype and its weights and activations in
 // weights_dtype, unsharded.
 // Errors: kInvalidArgument: a field of the model that is missing (<= 0) or contradicts another,
-//   named. kUnsupported: a layer of a kind other than kFull and kMla.
+//   named. kUnsupported: a layer of kind kLinear, or more than kMaxWindows different windows.
 Result<ModelCost> MakeModelCost(const ModelConfig& model, DType cache_dtype,
                                 DType weights_dtype = DType::kBF16);
+
+// What layers with one window see of a step: as the fields of the same names in StepWork, of the
+// tokens in their window.
+struct WindowWork {
+  AttentionWindow window;  // tokens 0: none
+  std::int64_t prefill_context = 0;
+  std::int64_t prefill_row_context = 0;
+  std::int64_t decode_context = 0;
+};
 
 // The work of one step, as sums over its sequences: adding a sequence costs a few additions and
 // costing a step nothing that depends on their number.
 struct StepWork {
+  StepWork() = default;
+  // For a model whose layers have windows: these have to be known when sequences are added.
+  explicit StepWork(const ModelCost& model) {
+    for (std::size_t w = 0; w < windows.size(); ++w) windows[w].window = model.windows[w].window;
+  }
+
   std::int64_t prefill_rows = 0;          // rows of sequences with more than one row
   std::int64_t prefill_context = 0;       // sum over those sequences of their length after the step
   std::int64_t prefill_row_context = 0;   // sum over those rows of the tokens each attends to
@@ -117,6 +164,7 @@ struct StepWork {
   std::int64_t logit_rows = 0;            // rows whose logits are wanted
   std::int64_t host_to_device_bytes = 0;  // copies that the step waits for
   std::int64_t device_to_host_bytes = 0;
+  std::array<WindowWork, kMaxWindows> windows;
 
   // Adds a sequence that computes `rows` rows and is `context` tokens long after them; row i of
   // them attends to itself and the context - rows + i tokens before it. `logits`: its last row's
@@ -132,6 +180,16 @@ struct StepWork {
       prefill_row_context += rows * context - rows * (rows - 1) / 2;
     }
     if (rows > 0 && logits) logit_rows += 1;
+    for (WindowWork& work : windows) {
+      if (work.window.tokens == 0 || rows == 0) break;
+      const std::int64_t read = context - work.window.First(context - rows);
+      if (rows == 1) {
+        work.decode_context += read;
+      } else {
+        work.prefill_context += read;
+        work.prefill_row_context += work.window.Sum(context) - work.window.Sum(context - rows);
+      }
+    }
   }
 
   std::int64_t rows() const { return prefill_rows + decode_rows; }
@@ -156,7 +214,7 @@ struct StepTime {
 // The time of a step: per class the greater of FLOPs / (e_f F) and bytes / (e_b B), plus the copies
 // and the overhead. The same numbers give the same bits on every machine with IEEE doubles, but for
 // MoE models, which need pow. Takes well under a microsecond and allocates nothing.
-// REQUIRES: a loaded device, counts >= 0.
+// REQUIRES: a loaded device, counts >= 0; of a model with windows, work made for it.
 StepTime CostStep(const ModelCost& model, const DeviceSpec& device, const StepWork& work);
 
 // CostStep(...).total_s().

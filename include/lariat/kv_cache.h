@@ -51,18 +51,21 @@ struct OpenOptions {
 };
 
 struct PrefixMatch {
-  std::int64_t tokens = 0;       // a first Plan would find this many cached on the device
-  std::int64_t blocks = 0;       // whole blocks of them; what is beyond would be copied (kToken)
+  std::int64_t tokens = 0;  // a first Plan would find this many cached on the device
+  // Whole blocks of them, of the first group; what is beyond would be copied (kToken).
+  std::int64_t blocks = 0;
   std::int64_t idle_blocks = 0;  // of those blocks, the ones that nobody holds now
   // Tokens that would be found after a Fetch was accepted: blocks in host memory count too.
   std::int64_t host_tokens = 0;  // >= tokens
 };
 
 struct Extent {
-  std::int64_t settled = 0;     // tokens kept by Commit (a prefix hit counts from the first Commit)
-  std::int64_t planned = 0;     // settled plus the certain rows of live steps
-  std::int64_t known = 0;       // token ids known from the start on
-  std::int64_t min_length = 0;  // Truncate may go back to here
+  std::int64_t settled = 0;  // tokens kept by Commit (a prefix hit counts from the first Commit)
+  std::int64_t planned = 0;  // settled plus the certain rows of live steps
+  std::int64_t known = 0;    // token ids known from the start on
+  // Truncate and Fork may go back to here, or to 0: what a window before a lesser length wants was
+  // given back.
+  std::int64_t min_length = 0;
 };
 
 // --- Steps ----------------------------------------------------------------------------------
@@ -108,7 +111,7 @@ struct StepCommit {
 
 struct SequenceNeed {
   SequenceId sequence = SequenceId::kNone;
-  std::int64_t blocks = 0;  // new blocks, copies included
+  std::int64_t blocks = 0;  // new blocks of all groups, copies included
 };
 
 // Why a Plan found no room.
@@ -169,7 +172,8 @@ class Step {
 };
 
 // Arrays of the most recently prepared step, device memory at addresses that never change. They
-// hold padded_tokens / padded_sequences valid entries; null pointers on the null backend.
+// hold padded_tokens / padded_sequences valid entries; null pointers on the null backend. Slots and
+// block tables are those of one group of layers (LayerView::group); all groups share the rest.
 struct StepView {
   const std::int64_t* slots = nullptr;  // [max_tokens_per_step]; padding -1
   // [sections, max_tokens_per_step], sections 3 where a rope has mrope sections, else 1; padding 0
@@ -180,8 +184,9 @@ struct StepView {
   const std::int32_t* cu_seqlens = nullptr;  // [max_sequences + 1]; padding T
   const std::int32_t* seqused_k =
       nullptr;  // [max_sequences], tokens after this step's append; padding 0
-  const std::int32_t* block_table =
-      nullptr;  // [max_sequences, block_table_stride], batch order; padding 0
+  // [max_sequences, block_table_stride], batch order; padding 0. Of blocks before a window, which
+  // were given back, no matter: a block's number.
+  const std::int32_t* block_table = nullptr;
   std::int64_t block_table_stride = 0;  // ceil(max_tokens_per_sequence / block_size)
 };
 
@@ -190,6 +195,9 @@ struct StepView {
 // MLA: K is the latent rows, of one head; v is null, v_dim and V's strides are 0.
 struct LayerView {
   DType dtype = DType::kBF16;
+  int group = 0;  // whose slots and block table are the layer's
+  LayerKind kind = LayerKind::kFull;
+  int window = 0;    // as LayerSpec::window
   int kv_heads = 0;  // this rank's
   int k_dim = 0;
   int v_dim = 0;
@@ -310,7 +318,7 @@ class KVCache {
   // max_tokens_per_sequence is a fault, and is taken for a fault of the step.
   // Errors: as MlaAppend.
   Status MlaExpand(const Step& step, int layer, const MlaExpandInputs& inputs, Stream stream);
-  // Append of a full-attention layer from hidden states: MlaCompress into the stream's workspace,
+  // Append of a layer with keys and values from hidden states: MlaCompress into the workspace,
   // then AppendRope.
   // Errors: as MlaAppend.
   Status MlaCompress(const Step& step, int layer, const MlaCompressInputs& inputs, Stream stream);
@@ -342,19 +350,32 @@ class KVCache {
   // In transit: what is on its way returns when the transfer is accepted, and is cached then.
   Status Close(SequenceId sequence);
   // Shortens to `length` tokens; longer than the sequence is (planned rows included): no change.
-  // Rows of live steps past it are dropped. Errors: kInvalidArgument (negative, unknown),
-  // kCorruptData.
+  // Rows of live steps past it are dropped. Errors: kInvalidArgument (negative, unknown, below
+  // Extent::min_length and not 0), kCorruptData.
   Status Truncate(SequenceId sequence, std::int64_t length);
   // A new sequence that shares the first `length` tokens (-1: all settled ones); blocks are shared,
   // a partly filled one is copied when either side writes to it.
-  // Errors: kInvalidArgument, kNotReady (in a live step), kResourceExhausted (max_sequences).
+  // Errors: kInvalidArgument (length as for Truncate), kNotReady (in a live step),
+  //   kResourceExhausted (max_sequences).
   Result<SequenceId> Fork(SequenceId sequence, std::int64_t length = -1);
   // Ids of settled rows past the prompt that Commit did not give, in order.
   // Errors: kInvalidArgument (more than there are rows without one).
   Status SetTokens(SequenceId sequence, std::span<const TokenId> tokens);
   Result<Extent> GetExtent(SequenceId sequence) const;
-  // The device blocks of a sequence, in order. Valid until the next call that changes it.
-  Result<std::span<const std::int32_t>> BlockTable(SequenceId sequence) const;
+  // The device blocks of a sequence in one group of layers, in order; -1: given back, for no later
+  // row reads it. Valid until the next call that changes it.
+  // Errors: kInvalidArgument (unknown sequence or group), kCorruptData.
+  Result<std::span<const std::int32_t>> BlockTable(SequenceId sequence, int group = 0) const;
+  // The first token whose row a layer still has: ReadRows reads from there on; 0 but for a layer
+  // with a window. Errors: kInvalidArgument (unknown sequence or layer), kCorruptData.
+  Result<std::int64_t> FirstRow(SequenceId sequence, int layer) const;
+  // The most blocks of all groups that a sequence of `settled` tokens holds while rows
+  // [settled, end) are computed, in steps of up to step_tokens rows each (0: in one); end =
+  // settled: that it holds then. Of one group, ceil(end / block_size). Of several steps, a bound
+  // that may be a block too high for each group with a window. REQUIRES: 0 <= settled <= end, 0 <=
+  // step_tokens
+  std::int64_t BlocksFor(std::int64_t settled, std::int64_t end,
+                         std::int64_t step_tokens = 0) const;
 
   // Names of the sequence's first blocks, as block_hash.h makes them: of those that are open to
   // reuse, as many as `hashes` has room for. Returns how many. Nothing is kept: O(their tokens).
@@ -434,11 +455,13 @@ class KVCache {
   // Errors: kInvalidArgument (there was no such transfer), kNotReady (a plan is not prepared yet).
   Result<TransferReport> Accept(TransferId transfer);
 
-  // Valid from Create on.
-  StepView View() const;
+  // Valid from Create on. Of a group there is not: all null.
+  StepView View(int group = 0) const;
   Result<LayerView> Layer(int layer) const;
 
   // Copies settled rows [first, first + count) of one layer to host memory, as stored: for checks.
+  // Rows of whole blocks of a prefix hit may be read from the first Prepare on.
+  // first: FirstRow(sequence, layer) or more
   // Blocks until the last step's work is done.
   //   k: [count, kv_heads, k_dim], v: [count, kv_heads, v_dim], of config().dtype; either may be
   //   null; of MLA layers v is not looked at

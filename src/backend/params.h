@@ -25,8 +25,8 @@ struct StepEntry {
   std::int32_t first_row = 0;     // of the step's rows; the rows are [first_row, first_row + count)
   std::int32_t start = 0;         // tokens the sequence holds before this step
   std::int32_t count = 0;         // rows, >= 1
-  // Changed block-table entries: words[delta_word .. + delta_count) replace
-  // resident[resident_row][delta_first ..].
+  // Changed block-table entries: words[delta_word + group * delta_count .. + delta_count) replace
+  // resident[group][resident_row][delta_first ..].
   std::int32_t delta_first = 0;
   std::int32_t delta_count = 0;
   std::int32_t delta_word = 0;
@@ -38,7 +38,7 @@ struct StepEntry {
 
 // BuildStepTables: applies the table changes of an upload to the resident rows and writes the
 // arrays that appends and attention read. One launch.
-//   For entry b and i < count, with n = start + i and row = resident[resident_row]:
+//   For each group, entry b and i < count, with n = start + i and row = resident[resident_row]:
 //     slots[first_row + i] = row[n / block_size] * block_size + n % block_size
 //     positions[section, first_row + i] = words[position_word + section * count + i], or n
 //     rope_choice[first_row + i] = rope_choice of the entry
@@ -53,17 +53,22 @@ struct StepTablesParams {
   const void* upload = nullptr;  // device: StepHeader, StepEntry[], int32 words
   StepHeader header;             // the same header, for the launch
   int block_size = 1;
-  std::int32_t* resident = nullptr;      // [rows, table_stride]
+  // Block tables side by side. Strides from one group's array to the next one's, in elements.
+  int groups = 1;
+  std::int64_t table_group_stride = 0;   // of resident, and of block_table
+  std::int64_t slot_group_stride = 0;    // of slots
+  std::int64_t filled_group_stride = 0;  // of filled
+  std::int32_t* resident = nullptr;      // [groups][rows, table_stride]
   std::int64_t table_stride = 0;         // also of block_table
-  std::int64_t* slots = nullptr;         // [padded_tokens]
+  std::int64_t* slots = nullptr;         // [groups][padded_tokens]
   std::int32_t* positions = nullptr;     // [position_sections, padded_tokens]
   int position_sections = 1;             // 1 or 3
   std::int64_t section_stride = 0;       // elements from one section to the next
   std::uint32_t* rope_choice = nullptr;  // [padded_tokens]; may be null
   std::int32_t* cu_seqlens = nullptr;    // [padded_sequences + 1]
   std::int32_t* seqused_k = nullptr;     // [padded_sequences]
-  std::int32_t* block_table = nullptr;   // [padded_sequences, table_stride]
-  std::int32_t* filled = nullptr;        // [padded_sequences]
+  std::int32_t* block_table = nullptr;   // [groups][padded_sequences, table_stride]
+  std::int32_t* filled = nullptr;        // [groups][padded_sequences]
   FaultRecord** fault = nullptr;         // receives header.fault
 };
 

@@ -12,13 +12,16 @@ BlockManager::BlockManager(const ManagerConfig& config)
       pool_(config.num_blocks, config.unlimited),
       idle_(config.eviction),
       index_(config.block_size),
+      sides_(config.sides),
       sequences_(config.max_sequences, config.max_tokens_per_sequence,
-                 (config.max_tokens_per_sequence + config.block_size - 1) / config.block_size),
+                 (config.max_tokens_per_sequence + config.block_size - 1) / config.block_size,
+                 config.sides.size()),
       host_(config.host_blocks) {
   if (!config.unlimited) {
     const auto blocks = static_cast<std::size_t>(config.num_blocks);
     index_.Reserve(blocks, static_cast<std::size_t>(config.host_blocks));
     idle_.Grow(blocks);
+    sides_.Grow(blocks, has_tier() ? static_cast<std::size_t>(index_.end()) : 0);
     pins_.resize(blocks);
     if (has_tier()) {
       next_victims_.reserve(static_cast<std::size_t>(config.clean_blocks));
@@ -95,6 +98,7 @@ PrefixMatch BlockManager::Match(std::span<const TokenId> prompt, const OpenOptio
   PrefixMatch match;
   std::int32_t parent = index_.FindRoot(options, rope_choice);
   if (parent == 0) return match;
+  if (sides_.any()) return MatchInWindows(prompt, parent);
   const std::int64_t reusable = ReusableTokens(std::ssize(prompt));
   while (true) {
     const auto next = NextTokens(prompt, static_cast<std::size_t>(match.blocks), reusable);
@@ -116,6 +120,34 @@ PrefixMatch BlockManager::Match(std::span<const TokenId> prompt, const OpenOptio
     match.host_tokens =
         HostTokens(parent, first, static_cast<std::size_t>(match.blocks), in_tail, nullptr);
   }
+  return match;
+}
+
+// The same where there are windows: what can be used is known once the whole path is.
+PrefixMatch BlockManager::MatchInWindows(std::span<const TokenId> prompt, RootId root) const {
+  const std::int64_t reusable = ReusableTokens(std::ssize(prompt));
+  NearestChild partial;
+  std::int32_t parent = root;
+  match_path_.clear();
+  while (true) {
+    const auto next = NextTokens(prompt, match_path_.size(), reusable);
+    if (next.empty()) break;
+    const NearestChild nearest = index_.Nearest(parent, next);
+    if (nearest.tokens < config_.block_size) {
+      if (config_.token_reuse) partial = nearest;
+      break;
+    }
+    parent = nearest.node;
+    match_path_.push_back(nearest.block);
+  }
+  PrefixMatch match;
+  const bool all = partial.block != kNoBlock && CanUse(match_path_, partial);
+  match.blocks = all ? std::ssize(match_path_) : UsableBlocks(match_path_);
+  match.tokens = match.blocks * config_.block_size + (all ? partial.tokens : 0);
+  match.host_tokens =
+      has_tier() ? std::max(match.tokens, FindInTiers(prompt, root).tokens) : match.tokens;
+  match.idle_blocks = std::count_if(match_path_.begin(), match_path_.begin() + match.blocks,
+                                    [&](BlockId block) { return pool_.references(block) == 0; });
   return match;
 }
 
@@ -146,6 +178,7 @@ void BlockManager::ExtendMatch(Sequence& sequence) {
     path.push_back(nearest.block);
     generations.push_back(pool_.generation(nearest.block));
   }
+  FitMatch(sequence);
 }
 
 Result<PrefixMatch> BlockManager::Match(SequenceId id) {
@@ -156,7 +189,8 @@ Result<PrefixMatch> BlockManager::Match(SequenceId id) {
     return InvalidArgument(NameOf(id) + " was planned already: its prefix hit is decided");
   }
   ExtendMatch(sequence);
-  const std::vector<BlockId>& path = sequence.match_path;
+  const auto path = std::span<const BlockId>(sequence.match_path)
+                        .first(static_cast<std::size_t>(sequence.match_blocks));
   // Whoever holds a block holds all before it, so the idle ones are the end of the path.
   const auto first_idle = std::partition_point(path.begin(), path.end(),
                                                [&](BlockId b) { return pool_.references(b) > 0; });
@@ -216,7 +250,7 @@ Status BlockManager::Close(SequenceId id) {
     DropSequence(*sequence);
   } else {
     sequence->pinned = true;
-    for (const BlockId block : sequence->table) pool_.Pin(block);
+    ForEachHeld(*sequence, [&](BlockId block) { pool_.Pin(block); });
   }
   EnforceQuotas();
   KeepClean();
@@ -232,7 +266,10 @@ Status BlockManager::Truncate(SequenceId id, std::int64_t length) {
   }
   Sequence& sequence = **found;
   if (length >= sequence.reach) return {};
-  if (sequence.live_steps > 0) ReserveReleases(std::ssize(sequence.table) - BlocksFor(length));
+  if (Status in_window = CheckLength(sequence, length); !in_window.ok()) return in_window;
+  if (sequence.live_steps > 0) {
+    ReserveReleases((std::ssize(sequence.table) - BlocksFor(length)) * GroupCount());
+  }
   sequence.reach = length;
   sequence.planned = std::min(sequence.planned, length);
   sequence.settled = std::min(sequence.settled, length);
@@ -270,6 +307,7 @@ Result<SequenceId> BlockManager::Fork(SequenceId id, std::int64_t length) {
                              " are open: close one first");
   }
   if (length == -1) length = parent.settled;
+  if (Status in_window = CheckLength(parent, length); !in_window.ok()) return in_window;
   std::vector<Retention> retention = parent.retention;
   Sequence& child = sequences_.Open();  // the last thing that can fail
   index_.AddRootReference(parent.root);
@@ -287,7 +325,12 @@ Result<SequenceId> BlockManager::Fork(SequenceId id, std::int64_t length) {
   child.indexed = std::min(parent.indexed, length / config_.block_size);
   child.ids.assign(parent.ids.begin(), parent.ids.begin() + std::min(parent.known(), length));
   child.table.assign(parent.table.begin(), parent.table.begin() + BlocksFor(length));
-  for (const BlockId block : child.table) pool_.Claim(block);
+  for (std::size_t side = 0; side < sides_.count(); ++side) {
+    const SideTable& from = parent.sides[side];
+    child.sides[side].table.assign(from.table.begin(), from.table.begin() + BlocksFor(length));
+    child.sides[side].slid = std::min(from.slid, BlocksFor(length));
+  }
+  ForEachHeld(child, [&](BlockId block) { pool_.Claim(block); });
   return child.id;
 }
 
@@ -303,7 +346,8 @@ Status BlockManager::SetTokens(SequenceId id, std::span<const TokenId> tokens) {
   }
   if (sequence.live_steps > 0) {
     ReserveReleases(
-        BlocksToIndex(sequence, sequence.settled, sequence.known() + std::ssize(tokens)));
+        BlocksToIndex(sequence, sequence.settled, sequence.known() + std::ssize(tokens)) *
+        GroupCount());
   }
   sequence.ids.insert(sequence.ids.end(), tokens.begin(), tokens.end());
   IndexFullBlocks(sequence);
@@ -315,9 +359,10 @@ Status BlockManager::SetTokens(SequenceId id, std::span<const TokenId> tokens) {
 Status BlockManager::Clear() {
   if (Status idle = CheckIdle(); !idle.ok()) return idle;
   for (HostId host = 0; host < config_.host_blocks; ++host) {
-    if (host_.node(host) != kNoNode) DropPlace(host_.node(host));
+    if (host_.node(host) != kNoNode) DropPlaces(host_.node(host));
   }
   index_.Clear();
+  sides_.Clear();
   for (BlockId idle; (idle = idle_.Victim()) != kNoBlock;) {
     idle_.Remove(idle);
     pool_.FreeIdle(idle);
@@ -338,7 +383,7 @@ void BlockManager::FillStats(Stats& stats) const {
   stats.held_blocks = pool_.count(BlockState::kHeld);
   stats.reserved_blocks = pool_.count(BlockState::kReserved);
   stats.peak_used_blocks = pool_.peak_used();
-  stats.indexed_blocks = index_.size();
+  stats.indexed_blocks = index_.size() + sides_.size();
   stats.pinned_blocks = pinned_;
   stats.evicted_blocks = evicted_;
   stats.quota_evicted_blocks = quota_evicted_;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <iosfwd>
@@ -14,6 +15,7 @@
 #include "blocks/planned_step.h"
 #include "blocks/prefix_index.h"
 #include "blocks/sequence.h"
+#include "blocks/side_pages.h"
 #include "blocks/transfer.h"
 #include "lariat/kv_cache.h"
 #include "lariat/status.h"
@@ -51,6 +53,7 @@ struct ManagerConfig {
   std::int64_t max_tokens_per_step = 0;
   int position_sections = 1;     // positions that a row has, 1 or 3
   bool track_writes = true;      // remember which blocks a step wrote, for Quarantine
+  std::vector<Reach> sides;      // groups besides the first one, which keeps all tokens
   std::int64_t host_blocks = 0;  // places in the host tier; 0: there is none
   WritePolicy write = WritePolicy::kBack;
   int write_after_hits = 2;       // kAfterHits
@@ -62,8 +65,9 @@ struct ManagerConfig {
 // The rules are those of lariat/kv_cache.h, whose comments are not repeated here.
 //
 // Files: block_manager.cc (sequences), plan.cc (Plan, Undo, Prepare), settle.cc (Commit, Discard,
-// the index), keep.cc (pins, removal), retain.cc (retention, quotas), tier.cc, tier_suspend.cc,
-// tier_transfer.cc (the host tier), quarantine.cc, inspect.cc (Snapshot).
+// the index), sides.cc (groups besides the first one), keep.cc (pins, removal), retain.cc
+// (retention, quotas), tier.cc, tier_suspend.cc, tier_transfer.cc (the host tier), quarantine.cc,
+// inspect.cc (Snapshot).
 // Cost: O(1) per running sequence and step; O(blocks) where a sequence starts, forks or ends.
 // Threads: externally synchronised. Time, addresses and device events are never consulted.
 class BlockManager {
@@ -82,6 +86,12 @@ class BlockManager {
   Status SetTokens(SequenceId id, std::span<const TokenId> tokens);
   Result<const Sequence*> Get(SequenceId id) const;  // not corrupt
   Result<std::int64_t> BlockHashes(SequenceId id, std::span<BlockHash> hashes) const;
+  // Blocks of all groups that one sequence holds at most while rows [settled, end) of it are
+  // computed, in steps of up to step_tokens rows (0: in one).
+  std::int64_t BlocksOfAll(std::int64_t settled, std::int64_t end, std::int64_t step_tokens) const;
+  std::int64_t MinLength(const Sequence& sequence) const;
+  // The first token whose row in this group's layers was not given back.
+  std::int64_t FirstRow(const Sequence& sequence, int group) const;
   Status Clear();
   Status Pin(std::span<const TokenId> prompt, const OpenOptions& options,
              std::uint32_t rope_choice);
@@ -187,6 +197,7 @@ class BlockManager {
   std::span<const TokenId> NextTokens(std::span<const TokenId> ids, std::size_t blocks,
                                       std::int64_t reusable) const;
   void ExtendMatch(Sequence& sequence);
+  PrefixMatch MatchInWindows(std::span<const TokenId> prompt, RootId root) const;
 
   // keep.cc
   std::int32_t FindPath(std::span<const TokenId> prompt, const OpenOptions& options,
@@ -202,6 +213,7 @@ class BlockManager {
   template <class F>
   void KeepOut(F such) {
     for (const auto& sequence : sequences_.entries()) {
+      sequence->match_blocks = 0;
       sequence->match_path.clear();
       sequence->match_generations.clear();
       if (sequence->id == SequenceId::kNone || sequence->reach == 0 || !such(*sequence)) continue;
@@ -230,6 +242,8 @@ class BlockManager {
   Status Fill(std::span<const StepItem> items, const StepShape& shape, PlannedStep& step,
               PlanFailure* failure);
   void Claim(BlockId block, std::vector<UndoEntry>& undo);
+  // Of a block of tokens in all groups.
+  std::int64_t GroupCount() const { return 1 + static_cast<std::int64_t>(sides_.count()); }
   void ClaimHit(Sequence& sequence, PlannedStep& step, PlannedItem& item, bool copy_idle);
   void AddPositions(const StepItem& item, std::int64_t count, PlannedStep& step) const;
   Status AddRows(const StepItem& item, PlannedStep& step);
@@ -255,7 +269,7 @@ class BlockManager {
   void EndStep(PlannedStep& step, bool discarded);
   void IndexFullBlocks(Sequence& sequence);
   void IndexNewBlocks(Sequence& sequence);
-  void IndexTail(const Sequence& sequence);
+  void IndexTail(Sequence& sequence);
   NodeId Index(std::int32_t parent, std::span<const TokenId> tokens, BlockId block);
   void ShrinkTable(Sequence& sequence, std::int64_t blocks, PlannedStep* only = nullptr);
   void Release(const Sequence& sequence, BlockId block);
@@ -267,12 +281,67 @@ class BlockManager {
     return (tokens + config_.block_size - 1) / config_.block_size;
   }
 
+  // sides.cc
+  template <class Has>
+  std::int64_t UsableBlocks(std::int64_t blocks, Has has) const;
+  template <class Has>
+  bool CanUse(std::int64_t blocks, std::int64_t tokens, Has has) const;
+  std::int64_t UsableBlocks(std::span<const BlockId> path) const;
+  bool CanUse(std::span<const BlockId> path, const NearestChild& partial) const;
+  void FitMatch(Sequence& sequence) const;
+  bool IsIdleSource(BlockId source) const;
+  void ClaimSides(const Sequence& sequence, PlannedStep& step);
+  void TakeHitSides(Sequence& sequence, std::int64_t hit) const;
+  template <class SourceOf>
+  void CopySides(PlannedStep& step, std::size_t item, int entry, SourceOf source_of);
+  void CopyHitSides(PlannedStep& step, BlockId source, int entry);
+  void CopyTailSides(PlannedStep& step, std::size_t item, std::size_t tail);
+  std::span<SideCopy> SideCopiesOf(PlannedStep& step, std::size_t item) const;
+  void TakeCopies(PlannedStep& step, std::size_t item, std::size_t tail);
+  void UndoSides(PlannedStep& step, std::size_t index);
+  void RestoreSources(PlannedStep& step, std::size_t item, bool claim);
+  Status CheckLength(const Sequence& sequence, std::int64_t length) const;
+  void SlideOut(Sequence& sequence);
+  void AttachSides(Sequence& sequence, std::size_t n, BlockId owner);
+  void AttachSide(BlockId owner, std::size_t side, BlockId page);
+  void DropSides(BlockId owner);
+  bool HasSides(BlockId owner) const;
+  template <class F>
+  void ForEachInWindow(std::int32_t last, std::int64_t blocks, F f) const;
+  std::int64_t Depth(std::int32_t node) const;
+  std::int64_t SidesToPin(std::int32_t last) const;
+  void PinSides(std::int32_t last);
+  void UnpinSides(std::int32_t last, std::int32_t count);
+  // The same of the places that a suspended one holds, those of sides first.
+  template <class F>
+  static void ForEachPlace(const Sequence& sequence, F f) {
+    for (const SideTable& side : sequence.sides) {
+      std::for_each(side.places.rbegin(), side.places.rend(), f);
+    }
+    std::for_each(sequence.places.rbegin(), sequence.places.rend(), f);
+  }
+  // Calls f for each block of all groups that the sequence holds, deepest first, those of a side
+  // before that of the first group.
+  template <class F>
+  void ForEachHeld(const Sequence& sequence, F f) const {
+    for (std::size_t n = sequence.table.size(); n-- > 0;) {
+      for (const SideTable& side : sequence.sides) {
+        if (side.table[n] != kNoBlock) f(side.table[n]);
+      }
+      f(sequence.table[n]);
+    }
+  }
+
+  bool IsCached(BlockId block) const {
+    return index_.contains(block) || sides_.owner(block) != kNoBlock;
+  }
   // A cached block is idle now.
   void AddIdle(BlockId block) {
     idle_.Add(block, idle_.needs_parent() ? BlockAbove(block) : kNoBlock);
   }
   // The block above a cached one; negative: there is none.
   std::int32_t BlockAbove(BlockId block) const {
+    if (const BlockId owner = sides_.owner(block); owner != kNoBlock) return owner;
     const std::int32_t parent = index_.parent(index_.node(block));
     return parent < 0 ? parent : index_.block(parent);
   }
@@ -284,15 +353,31 @@ class BlockManager {
 
   // tier.cc
   Status CheckTier() const;
-  HostPool::List ListOf(NodeId node) const {
-    return index_.block(node) == kNoBlock ? HostPool::kAlone : HostPool::kOnDevice;
+  // The device's block of what a place is, or would be, the copy of; kNoBlock: it is not there.
+  BlockId BlockOf(NodeId node, int side) const {
+    const BlockId block = index_.block(node);
+    if (side < 0 || block == kNoBlock) return block;
+    return sides_.page(block, static_cast<std::size_t>(side));
+  }
+  HostId HostOf(NodeId node, int side) const {
+    return side < 0 ? index_.host(node) : sides_.host(node, static_cast<std::size_t>(side));
+  }
+  void SetHost(NodeId node, int side, HostId host) {
+    side < 0 ? index_.SetHost(node, host)
+             : sides_.SetHost(node, static_cast<std::size_t>(side), host);
+  }
+  // Of a place with a node.
+  HostPool::List ListOf(HostId host) const {
+    const bool here = BlockOf(host_.node(host), host_.side(host)) != kNoBlock;
+    return here ? HostPool::kOnDevice : HostPool::kAlone;
   }
   HostId TakePlace();
-  void GivePlace(NodeId node, HostId host);
-  void DropPlace(NodeId node);
+  void GivePlace(NodeId node, int side, HostId host);
+  void DropPlace(NodeId node, int side);
+  void DropPlaces(NodeId node);
   void Unhold(HostId host);
   void Evict(BlockId victim);
-  bool Write(NodeId node);
+  bool Write(NodeId node, int side);
   void NoteIndexed(NodeId node);
   void NoteHits(const StepRows& rows, const Sequence& sequence);
   void KeepClean();
@@ -302,16 +387,29 @@ class BlockManager {
   std::int64_t HostTokens(std::int32_t parent, std::span<const TokenId> tokens, std::size_t blocks,
                           std::int64_t in_tail, std::vector<HostId>* path) const;
   std::int64_t HostTokens(const Sequence& sequence, std::vector<HostId>* path) const;
+  // A prefix that is cached in one tier or the other.
+  struct TierPath {
+    std::vector<NodeId> nodes;
+    std::int64_t tokens = 0;  // may end inside the last node
+  };
+  TierPath FindInTiers(std::span<const TokenId> prompt, RootId root) const;
 
   // tier_suspend.cc
-  HostId PlaceOf(const Sequence& sequence, std::size_t index) const;
+  bool IsIndexed(const Sequence& sequence, std::size_t n, int side) const;
+  HostId PlaceOf(const Sequence& sequence, std::size_t n, int side) const;
+  template <class F>
+  static void ForEachToSuspend(Sequence& sequence, F f);
   Status ChoosePlaces(Sequence& sequence);
   void Choose(HostId host);
   void TakeOver(HostId host);
 
   // tier_transfer.cc
-  void AddBlock(BlockId block, HostId host, Transfer& transfer);
-  void AddPlace(HostId host, Transfer& transfer);
+  void AddBlock(BlockId block, HostId host, int side, Transfer& transfer);
+  void AddPlace(HostId host, int side, Transfer& transfer);
+  void AddCopy(HostId host, int side, Transfer& transfer);
+  void AddTierPath(const TierPath& path, Transfer& transfer);
+  bool AddToResume(std::span<const HostId> places, int side, Transfer& transfer);
+  void AttachToSide(Transfer::Item& item, BlockId owner, std::size_t side);
   Result<TransferId> OpenTransfer();
   void Depart(Transfer& transfer);
   TransferId TransferOf(const Sequence& sequence) const;
@@ -323,13 +421,15 @@ class BlockManager {
   BlockPool pool_;
   IdleBlocks idle_;
   PrefixIndex index_;
+  SidePages sides_;
   SequenceTable sequences_;
   HostPool host_;
-  std::vector<BlockPins> pins_;     // by block
-  std::int64_t pinned_ = 0;         // blocks
-  PlannedStep* plan_ = nullptr;     // not prepared yet
-  bool copy_idle_ = true;           // the plan that is made may copy from idle blocks
-  std::vector<PlannedStep*> live_;  // prepared, oldest first
+  std::vector<BlockPins> pins_;              // by block
+  mutable std::vector<BlockId> match_path_;  // scratch of Match, where there are sides
+  std::int64_t pinned_ = 0;                  // blocks
+  PlannedStep* plan_ = nullptr;              // not prepared yet
+  bool copy_idle_ = true;                    // the plan that is made may copy from idle blocks
+  std::vector<PlannedStep*> live_;           // prepared, oldest first
   std::uint64_t next_step_ = 1;
   std::uint64_t stamp_ = 0;
 

@@ -29,6 +29,7 @@ void BlockManager::PrintTier(std::ostream& out) const {
     if (!host_.used(h)) continue;
     const NodeId node = host_.node(h);
     out << "place " << h << " holds " << host_.holds(h) << " node " << node;
+    if (host_.side(h) >= 0) out << " side " << host_.side(h);
     if (node != kNoNode && index_.block(node) == kNoBlock) PrintNode(node, out);
     out << '\n';
   }
@@ -62,6 +63,7 @@ std::string BlockManager::Snapshot() const {
         << pool_.references(b) << " generation " << pool_.generation(b);
     if (pins_[b].through > 0) out << " pins " << pins_[b].through << " ends " << pins_[b].ends;
     if (index_.contains(b)) PrintNode(index_.node(b), out);
+    if (sides_.owner(b) != kNoBlock) out << " beside " << sides_.owner(b);
     out << idle_.Describe(b);
     out << '\n';
   }
@@ -76,10 +78,14 @@ std::string BlockManager::Snapshot() const {
         << s.planned << " reach " << s.reach << " indexed " << s.indexed << " live " << s.live_steps
         << " table";
     for (const BlockId b : s.table) out << ' ' << b;
+    for (const SideTable& side : s.sides) {
+      out << " side";
+      for (const BlockId b : side.table) out << ' ' << b;
+    }
     if (s.in_transit) out << " transit " << static_cast<std::uint64_t>(TransferOf(s));
     if (s.suspended) {
       out << " places";
-      for (const HostId h : s.places) out << ' ' << h;
+      ForEachPlace(s, [&](HostId h) { out << ' ' << h; });
     }
     out << " ids";
     for (const TokenId token : s.ids) out << ' ' << token;

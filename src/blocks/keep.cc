@@ -37,6 +37,11 @@ Status BlockManager::Pin(std::span<const TokenId> prompt, const OpenOptions& opt
   for (std::int32_t n = last; n >= 0; n = index_.parent(n)) {
     more += pins_[index_.block(n)].through == 0 ? 1 : 0;
   }
+  const std::int64_t beside = SidesToPin(last);
+  if (beside < 0) {
+    return InvalidArgument("prompt: not all blocks of the windows at its end are cached");
+  }
+  more += beside;
   if (more > config_.max_pinned_blocks - pinned_) {
     return ResourceExhausted(
         std::to_string(more) + " blocks more than the " + std::to_string(pinned_) +
@@ -50,6 +55,7 @@ Status BlockManager::Pin(std::span<const TokenId> prompt, const OpenOptions& opt
     ++pinned_;
   }
   if (last >= 0) ++pins_[index_.block(last)].ends;
+  PinSides(last);
   pool_.NotePeak();
   KeepClean();
   return {};
@@ -64,6 +70,7 @@ Status BlockManager::Unpin(std::span<const TokenId> prompt, const OpenOptions& o
     return InvalidArgument("prompt: its whole blocks are not pinned");
   }
   if (last >= 0) --pins_[index_.block(last)].ends;
+  UnpinSides(last, 1);
   DropPinsThrough(last, 1);
   EnforceQuotas();
   KeepClean();
@@ -95,7 +102,11 @@ std::int64_t BlockManager::Forget(NodeId top) {
     const NodeId leaf = index_.LeafBelow(at);
     const BlockId block = index_.block(leaf);
     at = index_.parent(leaf);
-    if (has_tier()) DropPlace(leaf);
+    if (has_tier()) DropPlaces(leaf);
+    if (block != kNoBlock) {
+      UnpinSides(leaf, pins_[block].ends);
+      DropSides(block);
+    }
     index_.Erase(leaf);
     if (block != kNoBlock) DropCached(block);
     if (leaf == top) break;

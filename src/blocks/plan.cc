@@ -130,6 +130,7 @@ Status BlockManager::Fill(std::span<const StepItem> items, const StepShape& shap
   step.undo.clear();
   step.releases.clear();
   step.written.clear();
+  step.side_copies.clear();
   for (const StepItem& item : items) {
     if (Status added = AddRows(item, step); !added.ok()) return added;
   }
@@ -144,16 +145,20 @@ Status BlockManager::Fill(std::span<const StepItem> items, const StepShape& shap
 // those need a copy. The sequence's reference to the source lasts until the step ends, since the
 // copy still has to read it, but counts as gone: in item order, the last holder writes in place.
 void BlockManager::Unshare(PlannedStep& step) {
-  step.undo.reserve(step.undo.size() + step.rows.size());
-  step.releases.reserve(step.releases.size() + step.rows.size());
+  const std::size_t most = step.rows.size() * static_cast<std::size_t>(GroupCount());
+  step.undo.reserve(step.undo.size() + most);
+  step.releases.reserve(step.releases.size() + most);
+  step.side_copies.reserve(step.side_copies.size() + step.rows.size() * sides_.count());
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
     const std::int64_t start = step.rows[i].start;
     if (step.items[i].first_plan || start % config_.block_size == 0) continue;
     const Sequence& sequence = sequences_.at(step.items[i].sequence);
-    const BlockId tail = sequence.table[static_cast<std::size_t>(start / config_.block_size)];
+    const auto index = static_cast<std::size_t>(start / config_.block_size);
+    const BlockId tail = sequence.table[index];
     if (!pool_.shared(tail) && !index_.contains(tail)) continue;
     step.items[i].cow_source = tail;
-    ++step.needed;
+    step.needed += GroupCount();
+    CopyTailSides(step, i, index);
     pool_.Pin(tail);
     step.releases.push_back({tail, step.items[i].sequence});
     step.undo.push_back({UndoEntry::kPin, tail});
@@ -166,7 +171,8 @@ Status BlockManager::CheckRoom(const PlannedStep& step, PlanFailure* failure) co
   const std::int64_t available = pool_.count(BlockState::kFree) + pool_.count(BlockState::kIdle);
   if (needed <= available) return {};
   const auto too_big = std::find_if(step.rows.begin(), step.rows.end(), [&](const StepRows& rows) {
-    return BlocksFor(rows.start + rows.count) > pool_.total();
+    const std::int64_t settled = std::max(rows.hit, sequences_.Find(rows.sequence)->settled);
+    return BlocksOfAll(settled, rows.start + rows.count, 0) > pool_.total();
   });
   if (failure != nullptr) {
     failure->needed = needed;
@@ -176,7 +182,8 @@ Status BlockManager::CheckRoom(const PlannedStep& step, PlanFailure* failure) co
     for (std::size_t i = 0; i < step.rows.size(); ++i) {
       const PlannedItem& item = step.items[i];
       failure->sequences.push_back(
-          {step.rows[i].sequence, item.new_blocks + (item.cow_source == kNoBlock ? 0 : 1)});
+          {step.rows[i].sequence,
+           (item.new_blocks + (item.cow_source == kNoBlock ? 0 : 1)) * GroupCount()});
     }
   }
   const std::string numbers = std::to_string(needed) + " blocks needed, " +
@@ -195,6 +202,7 @@ void BlockManager::EnsureCapacity(std::int64_t blocks) {
                                      std::max<std::size_t>(1024, 2 * index_.capacity()));
   pins_.resize(grown);
   idle_.Grow(grown);
+  sides_.Grow(grown, 0);
   index_.Reserve(grown);
 }
 
@@ -220,7 +228,8 @@ void BlockManager::Reserve(PlannedStep& step) {
   if (pool_.unlimited()) EnsureCapacity(pool_.total() + step.needed);
   step.undo.reserve(step.undo.size() + needed);
   step.victims.reserve(needed);
-  step.copies.reserve(step.rows.size());
+  step.copies.reserve(step.rows.size() * static_cast<std::size_t>(GroupCount()));
+  step.side_tails.assign(step.rows.size() * sides_.count(), kNoBlock);
   if (config_.track_writes) step.written.reserve(step.rows.size() + needed);
   // Nothing below fails: a table has room for a sequence's greatest length.
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
@@ -229,11 +238,14 @@ void BlockManager::Reserve(PlannedStep& step) {
     Sequence& sequence = sequences_.at(item.sequence);
     const auto tail = static_cast<std::size_t>(rows.start / config_.block_size);
     if (item.first_plan) {
-      sequence.table = sequence.match_path;
-      sequence.indexed = std::ssize(sequence.table);
+      const auto hit = sequence.match_path.begin();
+      sequence.table.assign(hit, hit + sequence.match_blocks);
+      sequence.indexed = sequence.match_blocks;
+      TakeHitSides(sequence, rows.hit);
     }
     if (item.cow_source != kNoBlock) {
       const BlockId source = item.cow_source;
+      TakeCopies(step, i, tail);
       item.cow_target = Take(step.undo, step.victims);
       step.copies.push_back({{source, pool_.generation(source)},
                              {item.cow_target, pool_.generation(item.cow_target)}});
@@ -241,10 +253,16 @@ void BlockManager::Reserve(PlannedStep& step) {
       sequence.table[tail] = item.cow_target;
       sequence.first_dirty = std::min(sequence.first_dirty, static_cast<std::int64_t>(tail));
     }
-    if (rows.start % config_.block_size != 0) item.tail_block = sequence.table[tail];
+    if (rows.start % config_.block_size != 0) {
+      item.tail_block = sequence.table[tail];
+      for (std::size_t side = 0; side < sides_.count(); ++side) {
+        step.side_tails[i * sides_.count() + side] = sequence.sides[side].table[tail];
+      }
+    }
     item.first_taken = static_cast<std::int32_t>(step.undo.size());
     for (std::int32_t n = 0; n < item.new_blocks; ++n) {
       sequence.table.push_back(Take(step.undo, step.victims));
+      for (SideTable& side : sequence.sides) side.table.push_back(Take(step.undo, step.victims));
     }
     sequence.started = true;
     sequence.planned = rows.start + item.certain;
@@ -283,6 +301,7 @@ void BlockManager::Undo(PlannedStep& step) {
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
     const PlannedItem& item = step.items[i];
     Sequence& sequence = sequences_.at(item.sequence);
+    UndoSides(step, i);
     sequence.table.resize(static_cast<std::size_t>(item.first_plan ? 0 : item.first_new_block));
     if (item.cow_source != kNoBlock && !item.first_plan) {
       sequence.table[static_cast<std::size_t>(step.rows[i].start / config_.block_size)] =
@@ -321,6 +340,7 @@ void BlockManager::Prepare(PlannedStep& step) {
     if (item.moved) sequence.indexable = false;
     if (!item.first_plan) continue;
     if (has_tier()) NoteHits(step.rows[i], sequence);
+    sequence.match_blocks = 0;
     sequence.match_path.clear();
     sequence.match_generations.clear();
   }

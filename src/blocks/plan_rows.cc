@@ -35,19 +35,27 @@ void BlockManager::Claim(BlockId block, std::vector<UndoEntry>& undo) {
 void BlockManager::ClaimHit(Sequence& sequence, PlannedStep& step, PlannedItem& item,
                             bool copy_idle) {
   ExtendMatch(sequence);
-  step.undo.reserve(step.undo.size() + sequence.match_path.size() + 2);
-  step.releases.reserve(step.releases.size() + 1);
-  for (const BlockId block : sequence.match_path) Claim(block, step.undo);
+  const auto groups = static_cast<std::size_t>(GroupCount());
+  step.undo.reserve(step.undo.size() + (sequence.match_path.size() + 2) * groups);
+  step.releases.reserve(step.releases.size() + groups);
+  step.side_copies.reserve(step.side_copies.size() + sides_.count());
+  if (!copy_idle && sequence.match_partial.block != kNoBlock &&
+      IsIdleSource(sequence.match_partial.block)) {
+    sequence.match_partial = {};
+    sequence.match_blocks = UsableBlocks(sequence.match_path);
+  }
+  ClaimSides(sequence, step);
+  for (std::int64_t b = 0; b < sequence.match_blocks; ++b) {
+    Claim(sequence.match_path[static_cast<std::size_t>(b)], step.undo);
+  }
   const BlockId source = sequence.match_partial.block;
   if (source == kNoBlock) return;
-  if (!copy_idle && pool_.state(source) == BlockState::kIdle) {
-    sequence.match_partial = {};
-    return;
-  }
+  const int entry = SequenceTable::IndexOf(sequence.id);
+  CopyHitSides(step, source, entry);
   Claim(source, step.undo);
   item.cow_source = source;
   pool_.Pin(source);
-  step.releases.push_back({source, SequenceTable::IndexOf(sequence.id)});
+  step.releases.push_back({source, entry});
   step.undo.push_back({UndoEntry::kPin, source});
 }
 
@@ -74,7 +82,7 @@ Status BlockManager::AddRows(const StepItem& item, PlannedStep& step) {
   planned.old_planned = static_cast<std::int32_t>(sequence.planned);
   if (planned.first_plan && sequence.prompt_length > 0) {
     ClaimHit(sequence, step, planned, copy_idle_ || !item.positions.empty());
-    rows.hit = std::ssize(sequence.match_path) * config_.block_size + sequence.match_partial.tokens;
+    rows.hit = sequence.match_blocks * config_.block_size + sequence.match_partial.tokens;
     rows.start = rows.hit;
     rows.count = std::min(item.num_tokens, sequence.prompt_length - rows.hit);
   }
@@ -90,7 +98,7 @@ Status BlockManager::AddRows(const StepItem& item, PlannedStep& step) {
   planned.limit = static_cast<std::int32_t>(rows.start + rows.count);
   planned.new_blocks =
       static_cast<std::int32_t>(BlocksFor(rows.start + rows.count)) - planned.first_new_block;
-  step.needed += planned.new_blocks + (planned.cow_source == kNoBlock ? 0 : 1);
+  step.needed += (planned.new_blocks + (planned.cow_source == kNoBlock ? 0 : 1)) * GroupCount();
   step.num_tokens += rows.count;
   if (step.num_tokens > config_.max_tokens_per_step) {
     return InvalidArgument("the items have more rows than max_tokens_per_step " +

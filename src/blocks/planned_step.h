@@ -20,6 +20,14 @@ struct CowCopy {
   BlockStamp target;
 };
 
+// The copy of a side's block that goes with an item's copy-on-write.
+struct SideCopy {
+  std::int32_t item = 0;
+  std::int32_t side = 0;
+  BlockId source = kNoBlock;  // kNoBlock: nothing in it is read any more, so nothing is copied
+  BlockId target = kNoBlock;
+};
+
 // What a step did to one of its sequences, beyond the public StepRows. One cache line: a step of
 // many sequences goes through its items several times. Lengths fit 32 bits, as CacheConfig's limits
 // do.
@@ -84,6 +92,9 @@ struct PlannedStep {
   std::vector<UndoEntry> undo;
   std::vector<StepRelease> releases;  // in this order, when the step ends
   std::vector<BlockStamp> written;    // blocks that hold its rows, known at Commit
+  // Of the groups besides the first one.
+  std::vector<SideCopy> side_copies;  // by item, then by side
+  std::vector<BlockId> side_tails;    // [items, sides]: as PlannedItem::tail_block
 };
 
 }  // namespace lariat::blocks

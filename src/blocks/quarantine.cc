@@ -64,15 +64,28 @@ void BlockManager::Quarantine(const PlannedStep& step, std::span<const PlannedSt
     if (!index_.used(n)) continue;
     const BlockId block = index_.block(n);
     const HostId host = index_.host(n);
-    if ((block != kNoBlock && blocks[block]) || (host != kNoHost && places[host])) {
-      nodes[n] = Mark::kDirty;
+    bool dirty = (block != kNoBlock && blocks[block]) || (host != kNoHost && places[host]);
+    for (std::size_t side = 0; block != kNoBlock && side < sides_.count(); ++side) {
+      const BlockId page = sides_.page(block, side);
+      dirty |= page != kNoBlock && blocks[page];
     }
+    for (std::size_t side = 0; side < sides_.count(); ++side) {
+      const HostId copy = sides_.host(n, side);
+      dirty |= copy != kNoHost && places[copy];
+    }
+    if (dirty) nodes[n] = Mark::kDirty;
   }
   MarkBelow(index_, nodes);
   for (NodeId n = 0; n < index_.end(); ++n) {
     if (nodes[n] != Mark::kDirty || !index_.used(n)) continue;
-    if (index_.block(n) != kNoBlock) blocks[index_.block(n)] = true;
-    if (index_.host(n) != kNoHost) places[index_.host(n)] = true;
+    const BlockId block = index_.block(n);
+    if (block != kNoBlock) blocks[block] = true;
+    for (std::size_t side = 0; block != kNoBlock && side < sides_.count(); ++side) {
+      if (const BlockId page = sides_.page(block, side); page != kNoBlock) blocks[page] = true;
+    }
+    for (int side = -1; side < static_cast<int>(sides_.count()); ++side) {
+      if (const HostId copy = HostOf(n, side); copy != kNoHost) places[copy] = true;
+    }
   }
   for (NodeId n = 0; n < index_.end(); ++n) {
     if (nodes[n] == Mark::kDirty && index_.used(n)) Forget(n);
@@ -92,10 +105,9 @@ void BlockManager::SpoilHolders(const std::vector<bool>& blocks, const std::vect
   }
   NoteSpoiled();
   for (const auto& sequence : sequences_.entries()) {
-    if (std::none_of(sequence->table.begin(), sequence->table.end(),
-                     [&](BlockId b) { return blocks[b]; })) {
-      continue;
-    }
+    bool dirty = false;
+    ForEachHeld(*sequence, [&](BlockId block) { dirty |= blocks[block]; });
+    if (!dirty) continue;
     sequence->corrupt = true;
     sequence->indexable = false;
   }

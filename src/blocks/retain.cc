@@ -63,7 +63,14 @@ void BlockManager::RetainBlock(const Sequence& sequence, BlockId block, std::int
                       (range.priority == most->priority && lasts(range) > lasts(*most));
     if (more) most = &range;
   }
-  if (most != nullptr) idle_.Retain(block, most->priority, most->ttl_ms);
+  if (most == nullptr) return;
+  idle_.Retain(block, most->priority, most->ttl_ms);
+  for (const SideTable& side : sequence.sides) {
+    const BlockId page = side.table[static_cast<std::size_t>(first / config_.block_size)];
+    if (page != kNoBlock && sides_.owner(page) == block) {
+      idle_.Retain(page, most->priority, most->ttl_ms);
+    }
+  }
 }
 
 Status BlockManager::Expire(std::int64_t now_ms) {
@@ -112,7 +119,8 @@ std::vector<BlockId> BlockManager::BlocksOf(std::string_view salt) const {
   std::vector<RootId> roots(static_cast<std::size_t>(index_.end()), 0);
   std::vector<NodeId> path;
   const auto is_of_salt = [&](BlockId block) {
-    std::int32_t at = index_.node(block);
+    const BlockId owner = sides_.owner(block);
+    std::int32_t at = index_.node(owner == kNoBlock ? block : owner);
     for (path.clear(); at >= 0 && roots[static_cast<std::size_t>(at)] == 0;
          at = index_.parent(at)) {
       path.push_back(at);
@@ -122,7 +130,7 @@ std::vector<BlockId> BlockManager::BlocksOf(std::string_view salt) const {
     return index_.salt(root) == salt;
   };
   for (BlockId b = 0; b < static_cast<BlockId>(index_.capacity()); ++b) {
-    if (index_.contains(b) && pool_.state(b) != BlockState::kIdle && is_of_salt(b)) {
+    if (IsCached(b) && pool_.state(b) != BlockState::kIdle && is_of_salt(b)) {
       found.push_back(b);
     }
   }

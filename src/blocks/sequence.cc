@@ -10,8 +10,12 @@ std::string NameOf(SequenceId id) {
   return "sequence " + std::to_string(static_cast<std::uint64_t>(id));
 }
 
-SequenceTable::SequenceTable(int max_open, std::int64_t ids_capacity, std::int64_t table_capacity)
-    : max_open_(max_open), ids_capacity_(ids_capacity), table_capacity_(table_capacity) {
+SequenceTable::SequenceTable(int max_open, std::int64_t ids_capacity, std::int64_t table_capacity,
+                             std::size_t sides)
+    : max_open_(max_open),
+      ids_capacity_(ids_capacity),
+      table_capacity_(table_capacity),
+      sides_(sides) {
   free_rows_.reserve(static_cast<std::size_t>(max_open));
   for (int row = max_open - 1; row >= 0; --row) free_rows_.push_back(row);
 }
@@ -22,6 +26,10 @@ Sequence& SequenceTable::Open() {
     auto entry = std::make_unique<Sequence>();
     entry->ids.reserve(static_cast<std::size_t>(ids_capacity_));
     entry->table.reserve(static_cast<std::size_t>(table_capacity_));
+    entry->sides.resize(sides_);
+    for (SideTable& side : entry->sides) {
+      side.table.reserve(static_cast<std::size_t>(table_capacity_));
+    }
     free_entries_.reserve(entries_.size() + 1);
     lives_.reserve(entries_.size() + 1);
     entries_.push_back(std::move(entry));
@@ -69,11 +77,17 @@ void SequenceTable::Recycle(Sequence& sequence) {
   std::swap(fresh.places, sequence.places);
   std::swap(fresh.match_path, sequence.match_path);
   std::swap(fresh.match_generations, sequence.match_generations);
+  std::swap(fresh.sides, sequence.sides);
   fresh.ids.clear();
   fresh.table.clear();
   fresh.places.clear();
   fresh.match_path.clear();
   fresh.match_generations.clear();
+  for (SideTable& side : fresh.sides) {
+    side.table.clear();
+    side.places.clear();
+    side.slid = 0;
+  }
   sequence = std::move(fresh);
   free_entries_.push_back(index);
 }

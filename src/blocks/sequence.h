@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,13 @@ namespace lariat::blocks {
 
 // How messages call a sequence: "sequence 4294967297".
 std::string NameOf(SequenceId id);
+
+// A sequence's blocks of one of the cache's other groups.
+struct SideTable {
+  std::vector<BlockId> table;  // as long as Sequence::table
+  std::int64_t slid = 0;       // leading entries that are given back: kNoBlock
+  std::vector<HostId> places;  // suspended: from entry `slid` on
+};
 
 // What the cache knows of one sequence.
 //
@@ -58,16 +66,21 @@ struct alignas(64) Sequence {
   std::int64_t retained = 0;  // leading blocks that were given it
 
   // Scratch of Match before the first plan: the path found so far, with the blocks' generations.
+  std::int64_t match_blocks = 0;  // of the path, that can be used
   std::vector<BlockId> match_path;
   std::vector<std::uint32_t> match_generations;
   // The block behind that path whose first tokens agree, and how many: of the last look alone.
   NearestChild match_partial;
 
   std::vector<HostId> places;  // suspended: of the host tier, one for each block that it had
+  std::vector<SideTable> sides;
 
+  std::span<const TokenId> prompt() const {
+    return std::span(ids).first(static_cast<std::size_t>(prompt_length));
+  }
   std::int64_t known() const { return static_cast<std::int64_t>(ids.size()); }
 };
-static_assert(sizeof(Sequence) <= 320);  // what steps touch comes first
+static_assert(sizeof(Sequence) <= 384);  // what steps touch comes first
 
 // Hands out sequence entries and the rows of the resident block tables, lowest first when new and
 // last in first out when returned. Entries do not move.
@@ -75,7 +88,9 @@ class SequenceTable {
  public:
   // max_open: sequences open at once; ids_capacity, table_capacity: reserved for each on first use,
   // so that nothing is allocated while a sequence grows (untouched memory stays virtual).
-  SequenceTable(int max_open, std::int64_t ids_capacity, std::int64_t table_capacity);
+  // sides: groups besides the first one
+  SequenceTable(int max_open, std::int64_t ids_capacity, std::int64_t table_capacity,
+                std::size_t sides);
 
   int open_count() const { return open_count_; }
   int max_open() const { return max_open_; }
@@ -100,6 +115,7 @@ class SequenceTable {
   const int max_open_;
   const std::int64_t ids_capacity_;
   const std::int64_t table_capacity_;
+  const std::size_t sides_;
   int open_count_ = 0;
   std::vector<std::unique_ptr<Sequence>> entries_;
   std::vector<std::uint32_t> lives_;  // by entry: times it was opened

@@ -55,7 +55,7 @@ void BlockManager::ReserveCommit(const PlannedStep& step, std::span<const StepCo
     count += BlocksToIndex(sequence, end,
                            sequence.known() + (commit == nullptr ? 0 : std::ssize(commit->tokens)));
   }
-  ReserveReleases(count);
+  ReserveReleases(count * GroupCount());
 }
 
 // Makes room for so many more releases in each live step, so that none fails halfway through a
@@ -140,6 +140,7 @@ void BlockManager::SettleItem(PlannedStep& step, std::size_t index, const StepCo
   }
   SettleBlocks(step, index, end);
   IndexFullBlocks(sequence);
+  SlideOut(sequence);
 }
 
 // The blocks that the kept rows, up to `end`, were written to become held. They are those of the
@@ -149,15 +150,27 @@ void BlockManager::SettleBlocks(PlannedStep& step, std::size_t index, std::int64
   const PlannedItem& item = step.items[index];
   const std::int64_t tail = rows.start / config_.block_size;
   // A copy holds rows from before the step, so it counts even where none of the step's is kept.
-  if (item.cow_target != kNoBlock && tail < BlocksFor(end)) pool_.Settle(item.cow_target);
+  if (item.cow_target != kNoBlock && tail < BlocksFor(end)) {
+    pool_.Settle(item.cow_target);
+    for (const SideCopy& copy : SideCopiesOf(step, index)) pool_.Settle(copy.target);
+  }
   if (end <= rows.start) return;
-  for (std::int64_t b = tail; b < BlocksFor(end); ++b) {
-    const auto taken = static_cast<std::size_t>(b - item.first_new_block);
-    const BlockId block = b < item.first_new_block
-                              ? item.tail_block
-                              : step.undo[static_cast<std::size_t>(item.first_taken) + taken].block;
+  const auto settle = [&](BlockId block) {
     pool_.Settle(block);
     if (config_.track_writes) step.written.push_back({block, pool_.generation(block)});
+  };
+  const auto groups = static_cast<std::size_t>(GroupCount());
+  for (std::int64_t b = tail; b < BlocksFor(end); ++b) {
+    if (b < item.first_new_block) {
+      settle(item.tail_block);
+      for (std::size_t side = 0; side < sides_.count(); ++side) {
+        settle(step.side_tails[index * sides_.count() + side]);
+      }
+      continue;
+    }
+    const std::size_t taken = static_cast<std::size_t>(item.first_taken) +
+                              static_cast<std::size_t>(b - item.first_new_block) * groups;
+    for (std::size_t group = 0; group < groups; ++group) settle(step.undo[taken + group].block);
   }
 }
 
@@ -179,7 +192,7 @@ Status BlockManager::CheckDiscard(const PlannedStep& step) {
     const std::int64_t behind = std::ssize(sequences_.at(item.sequence).table) - BlocksFor(end);
     count += std::max<std::int64_t>(0, behind);
   }
-  ReserveReleases(count);
+  ReserveReleases(count * GroupCount());
   return {};
 }
 
@@ -207,7 +220,8 @@ void BlockManager::DiscardItem(PlannedStep& step, std::size_t index) {
   ShrinkTable(sequence, BlocksFor(end), &step);
   const std::int64_t tail = rows.start / config_.block_size;
   if (item.cow_target == kNoBlock || tail >= BlocksFor(end)) return;
-  // The table gets its source back; the copy goes with the step.
+  // The tables get their sources back; the copies go with the step.
+  RestoreSources(step, index, /*claim=*/true);
   pool_.Claim(item.cow_source);
   sequence.table[static_cast<std::size_t>(tail)] = item.cow_source;
   sequence.first_dirty = std::min(sequence.first_dirty, tail);
@@ -276,11 +290,15 @@ void BlockManager::IndexNewBlocks(Sequence& sequence) {
         return;
       }
       parent = Index(parent, tokens, block);
+      AttachSides(sequence, n, block);
       continue;
     }
     parent = node;
     const BlockId equal = index_.block(node);
-    if (equal == block) continue;
+    if (equal == block) {
+      AttachSides(sequence, n, block);
+      continue;
+    }
     // Whoever shares the copy, a fork, shares what follows it too, but would not hold the equal
     // one above that. So this waits until the others have let go.
     if (pool_.references(block) > 1) return;
@@ -290,6 +308,7 @@ void BlockManager::IndexNewBlocks(Sequence& sequence) {
     sequence.table[n] = equal;
     sequence.first_dirty = std::min(sequence.first_dirty, sequence.indexed);
     ++merged_;
+    AttachSides(sequence, n, equal);
     Release(sequence, block);
   }
 }
@@ -311,9 +330,17 @@ NodeId BlockManager::Index(std::int32_t parent, std::span<const TokenId> tokens,
 // only: the step that took the blocks, where no earlier one knows them
 void BlockManager::ShrinkTable(Sequence& sequence, std::int64_t blocks, PlannedStep* only) {
   while (static_cast<std::int64_t>(sequence.table.size()) > blocks) {
+    const auto release = [&](BlockId block) {
+      only == nullptr ? Release(sequence, block) : ReleaseWith(*only, block, -1);
+    };
+    for (SideTable& side : sequence.sides) {
+      if (side.table.back() != kNoBlock) release(side.table.back());
+      side.table.pop_back();
+      side.slid = std::min(side.slid, std::ssize(side.table));
+    }
     const BlockId block = sequence.table.back();
     sequence.table.pop_back();
-    only == nullptr ? Release(sequence, block) : ReleaseWith(*only, block, -1);
+    release(block);
   }
   sequence.first_dirty = std::min(sequence.first_dirty, blocks);
 }
@@ -343,13 +370,13 @@ PlannedStep* BlockManager::LastLiveStep(int entry) {
 }
 
 void BlockManager::DropReference(BlockId block) {
-  const bool cached = index_.contains(block);
+  const bool cached = IsCached(block);
   if (pool_.Unclaim(block, cached) && cached) AddIdle(block);
 }
 
 // Lets the last block of a sequence that ends be found by the tokens that it holds, though it is
 // not full. Nobody writes to it any more, and whoever finds it takes a copy.
-void BlockManager::IndexTail(const Sequence& sequence) {
+void BlockManager::IndexTail(Sequence& sequence) {
   if (!config_.token_reuse || !sequence.indexable) return;
   const std::int64_t end = std::min(sequence.settled, sequence.known());
   const std::int64_t tail = end / config_.block_size, count = end % config_.block_size;
@@ -364,6 +391,7 @@ void BlockManager::IndexTail(const Sequence& sequence) {
           .subspan(static_cast<std::size_t>(end - count), static_cast<std::size_t>(count));
   if (index_.Nearest(parent, tokens).tokens == count) return;  // another one serves as well
   Index(parent, tokens, block);
+  AttachSides(sequence, static_cast<std::size_t>(tail), block);
   RetainBlock(sequence, block, end - count, end);
 }
 
@@ -371,11 +399,11 @@ void BlockManager::DropSequence(Sequence& sequence) {
   IndexTail(sequence);
   // Closed while a step named it: its references were pinned then.
   const bool pinned = sequence.pinned;
-  for (auto block = sequence.table.rbegin(); block != sequence.table.rend(); ++block) {
-    if (pinned) pool_.Unpin(*block);
-    DropReference(*block);
-  }
-  for (auto host = sequence.places.rbegin(); host != sequence.places.rend(); ++host) Unhold(*host);
+  ForEachHeld(sequence, [&](BlockId block) {
+    if (pinned) pool_.Unpin(block);
+    DropReference(block);
+  });
+  ForEachPlace(sequence, [&](HostId host) { Unhold(host); });
   index_.DropRoot(sequence.root);
   sequences_.Recycle(sequence);
 }

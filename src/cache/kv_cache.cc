@@ -30,6 +30,9 @@ blocks::ManagerConfig ManagerConfigOf(const CacheConfig& config,
   manager.write = config.host.write;
   manager.write_after_hits = config.host.write_after_hits;
   manager.clean_blocks = resolved.clean_blocks;
+  for (std::size_t g = 1; g < resolved.groups.size(); ++g) {
+    manager.sides.push_back({resolved.groups[g].kind, resolved.groups[g].window});
+  }
   return manager;
 }
 
@@ -48,16 +51,19 @@ KVCache::Impl::Impl(const CacheConfig& config_in, Device device_in,
       manager(manager_in),
       ring(static_cast<std::size_t>(cache::StepRing(config_in))) {
   const auto sequences = static_cast<std::size_t>(config.max_sequences);
-  moves.reserve(sequences);
+  const std::size_t groups = resolved.groups.size();
+  moves.reserve(sequences * groups);
   for (StepRecord& record : ring) {
     // What a step of decoding takes, so that it allocates nothing.
     record.plan.rows.reserve(sequences);
     record.plan.items.reserve(sequences);
-    record.plan.undo.reserve(4 * sequences);
-    record.plan.victims.reserve(sequences);
-    record.plan.copies.reserve(sequences);
-    record.plan.releases.reserve(4 * sequences);
-    record.plan.written.reserve(2 * sequences);
+    record.plan.undo.reserve(4 * sequences * groups);
+    record.plan.victims.reserve(sequences * groups);
+    record.plan.copies.reserve(sequences * groups);
+    record.plan.releases.reserve(4 * sequences * groups);
+    record.plan.written.reserve(2 * sequences * groups);
+    record.plan.side_copies.reserve(sequences * (groups - 1));
+    record.plan.side_tails.reserve(sequences * (groups - 1));
   }
   Publish();
 }
@@ -121,9 +127,9 @@ Result<KVCache> KVCache::Create(const CacheConfig& config, Device device) {
   return Guarded([&]() -> Result<KVCache> {
     Result<cache::ResolvedConfig> resolved = cache::Resolve(config, device.kind());
     if (!resolved.ok()) return resolved.status();
-    Result<storage::BlockStorage> storage =
-        storage::BlockStorage::Create(device, resolved->MakeLayout(config), resolved->num_blocks,
-                                      static_cast<std::size_t>(config.max_sequences));
+    Result<storage::BlockStorage> storage = storage::BlockStorage::Create(
+        device, resolved->MakeLayout(config), resolved->num_blocks,
+        static_cast<std::size_t>(config.max_sequences) * resolved->groups.size());
     if (!storage.ok()) return storage.status();
     Result<cache::StepArrays> arrays = cache::StepArrays::Create(device, config, *resolved);
     if (!arrays.ok()) return arrays.status();
@@ -242,16 +248,34 @@ Result<Extent> KVCache::GetExtent(SequenceId sequence) const {
   return Guarded([&]() -> Result<Extent> {
     const auto found = impl_->manager.Get(sequence);
     if (!found.ok()) return found.status();
-    return Extent{(*found)->settled, (*found)->planned, (*found)->known(), 0};
+    return Extent{(*found)->settled, (*found)->planned, (*found)->known(),
+                  impl_->manager.MinLength(**found)};
   });
 }
 
-Result<std::span<const std::int32_t>> KVCache::BlockTable(SequenceId sequence) const {
+Result<std::span<const std::int32_t>> KVCache::BlockTable(SequenceId sequence, int group) const {
   return Guarded([&]() -> Result<std::span<const std::int32_t>> {
     const auto found = impl_->manager.Get(sequence);
     if (!found.ok()) return found.status();
-    return std::span<const std::int32_t>((*found)->table);
+    if (Status s = impl_->CheckGroup(group); !s.ok()) return s;
+    if (group == 0) return std::span<const std::int32_t>((*found)->table);
+    const auto side = static_cast<std::size_t>(group - 1);
+    return std::span<const std::int32_t>((*found)->sides[side].table);
   });
+}
+
+Result<std::int64_t> KVCache::FirstRow(SequenceId sequence, int layer) const {
+  return Guarded([&]() -> Result<std::int64_t> {
+    const auto found = impl_->manager.Get(sequence);
+    if (!found.ok()) return found.status();
+    if (Status s = impl_->CheckLayer(layer); !s.ok()) return s;
+    return impl_->manager.FirstRow(**found, impl_->GroupOf(layer));
+  });
+}
+
+std::int64_t KVCache::BlocksFor(std::int64_t settled, std::int64_t end,
+                                std::int64_t step_tokens) const {
+  return impl_->manager.BlocksOfAll(settled, end, step_tokens);
 }
 
 Result<std::int64_t> KVCache::BlockHashes(SequenceId sequence, std::span<BlockHash> hashes) const {
@@ -373,7 +397,10 @@ Result<PollReport> KVCache::Poll() {
 
 // --- Views ------------------------------------------------------------------------------------
 
-StepView KVCache::View() const { return impl_->arrays.view(); }
+StepView KVCache::View(int group) const {
+  const bool known = group >= 0 && group < impl_->resolved.footprint.num_groups;
+  return known ? impl_->arrays.view(group) : StepView{};
+}
 
 Result<LayerView> KVCache::Layer(int layer) const {
   return Guarded([&] { return impl_->Layer(layer); });

@@ -70,13 +70,17 @@ struct KVCache::Impl {
   void Harvest(StepRecord& record);
   Status CheckStream(Stream stream) const;
   Status CheckLayer(int layer) const;
+  Status CheckGroup(int group) const;
+  int GroupOf(int layer) const {
+    return storage.layout().layers()[static_cast<std::size_t>(layer)].group;
+  }
   Result<LayerView> Layer(int layer) const;
-  // Also that it is of this kind; else the answer says which calls it takes.
-  Status CheckLayer(int layer, LayerKind kind) const;
+  // Also that it is an MLA layer, or that it is none; else the answer says which calls it takes.
+  Status CheckLayer(int layer, bool mla) const;
   static Status CheckQuery(const void* q, int q_heads);
   // The plan of a step that a layer of this kind is called with.
   // Errors: kNotReady (it is not the most recently prepared step), CheckLayer's.
-  Result<const blocks::PlannedStep*> PlanInUse(std::uint64_t id, int layer, LayerKind kind);
+  Result<const blocks::PlannedStep*> PlanInUse(std::uint64_t id, int layer, bool mla);
   Status ReadRows(SequenceId sequence, int layer, std::int64_t first, std::int64_t count, void* k,
                   void* v);
   AppendRopeParams AppendParams(int layer, const AppendInputs& inputs, std::int64_t tokens) const;

@@ -38,7 +38,7 @@ MlaAppendParams KVCache::Impl::AppendParams(int layer, const MlaAppendInputs& in
   const LayerSpec& spec = resolved.layers[static_cast<std::size_t>(layer)];
   const storage::Plane& plane = storage.layout().layers()[static_cast<std::size_t>(layer)].k;
   const auto element = static_cast<std::int64_t>(SizeOf(config.dtype));
-  const StepView view = arrays.view();
+  const StepView view = arrays.view(GroupOf(layer));
   MlaAppendParams params;
   params.in_dtype = inputs.dtype;
   params.dtype = config.dtype;
@@ -73,7 +73,7 @@ MlaAppendParams KVCache::Impl::AppendParams(int layer, const MlaAppendInputs& in
 
 Status KVCache::Impl::MlaAppend(std::uint64_t id, int layer, const MlaAppendInputs& inputs,
                                 Stream stream) {
-  const Result<const PlannedStep*> plan = PlanInUse(id, layer, LayerKind::kMla);
+  const Result<const PlannedStep*> plan = PlanInUse(id, layer, /*mla=*/true);
   if (!plan.ok()) return plan.status();
   if (Status s = CheckRank(layer, inputs.kv_lora_rank); !s.ok()) return s;
   if (!device.backend().has_memory()) return {};
@@ -81,7 +81,7 @@ Status KVCache::Impl::MlaAppend(std::uint64_t id, int layer, const MlaAppendInpu
 }
 
 Status KVCache::Impl::Warmup(int layer, const MlaAppendInputs& inputs, Stream stream) {
-  if (Status s = CheckLayer(layer, LayerKind::kMla); !s.ok()) return s;
+  if (Status s = CheckLayer(layer, /*mla=*/true); !s.ok()) return s;
   if (Status s = CheckRank(layer, inputs.kv_lora_rank); !s.ok()) return s;
   if (!device.backend().has_memory()) return {};
   return lariat::Warmup(device, AppendParams(layer, inputs, config.max_tokens_per_step), stream);
@@ -94,7 +94,7 @@ MlaExpandParams KVCache::Impl::ExpandParams(int layer, const MlaExpandInputs& in
   const LayerSpec& spec = resolved.layers[static_cast<std::size_t>(layer)];
   const storage::Plane& plane = storage.layout().layers()[static_cast<std::size_t>(layer)].k;
   const auto element = static_cast<std::int64_t>(SizeOf(config.dtype));
-  const StepView view = arrays.view();
+  const StepView view = arrays.view(GroupOf(layer));
   MlaExpandParams params;
   params.dtype = config.dtype;
   params.num_tokens = inputs.num_tokens;
@@ -127,7 +127,7 @@ MlaExpandParams KVCache::Impl::ExpandParams(int layer, const MlaExpandInputs& in
 
 Status KVCache::Impl::MlaExpand(std::uint64_t id, int layer, const MlaExpandInputs& inputs,
                                 Stream stream) {
-  const Result<const PlannedStep*> plan = PlanInUse(id, layer, LayerKind::kMla);
+  const Result<const PlannedStep*> plan = PlanInUse(id, layer, /*mla=*/true);
   if (!plan.ok()) return plan.status();
   if (Status s = CheckRank(layer, inputs.kv_lora_rank); !s.ok()) return s;
   if (!device.backend().has_memory()) return {};
@@ -135,7 +135,7 @@ Status KVCache::Impl::MlaExpand(std::uint64_t id, int layer, const MlaExpandInpu
 }
 
 Status KVCache::Impl::Warmup(int layer, const MlaExpandInputs& inputs, Stream stream) {
-  if (Status s = CheckLayer(layer, LayerKind::kMla); !s.ok()) return s;
+  if (Status s = CheckLayer(layer, /*mla=*/true); !s.ok()) return s;
   if (Status s = CheckRank(layer, inputs.kv_lora_rank); !s.ok()) return s;
   if (!device.backend().has_memory()) return {};
   return lariat::Warmup(device, ExpandParams(layer, inputs, config.max_sequences), stream);
@@ -191,7 +191,7 @@ Result<MlaCompressParams> KVCache::Impl::CompressParams(int layer, const MlaComp
 
 Status KVCache::Impl::MlaCompress(std::uint64_t id, int layer, const MlaCompressInputs& inputs,
                                   Stream stream) {
-  const Result<const PlannedStep*> plan = PlanInUse(id, layer, LayerKind::kFull);
+  const Result<const PlannedStep*> plan = PlanInUse(id, layer, /*mla=*/false);
   if (!plan.ok()) return plan.status();
   if (Status s = CheckCompress(inputs); !s.ok()) return s;
   if (!device.backend().has_memory()) return {};
@@ -217,7 +217,7 @@ Status KVCache::Impl::MlaCompress(std::uint64_t id, int layer, const MlaCompress
 }
 
 Status KVCache::Impl::Warmup(int layer, const MlaCompressInputs& inputs, Stream stream) {
-  if (Status s = CheckLayer(layer, LayerKind::kFull); !s.ok()) return s;
+  if (Status s = CheckLayer(layer, /*mla=*/false); !s.ok()) return s;
   if (Status s = CheckCompress(inputs); !s.ok()) return s;
   if (!device.backend().has_memory()) return {};
   const Result<MlaCompressParams> made =

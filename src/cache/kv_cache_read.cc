@@ -21,10 +21,19 @@ Status KVCache::Impl::ReadRows(SequenceId id, int layer, std::int64_t first, std
   if (!found.ok()) return found.status();
   const blocks::Sequence& sequence = **found;
   if (Status s = CheckLayer(layer); !s.ok()) return s;
-  if (first < 0 || count < 0 || first > sequence.settled || count > sequence.settled - first) {
+  // What is indexed of a sequence before its first Commit is its hit.
+  const std::int64_t hit = sequence.live_steps > 0 ? sequence.indexed * config.block_size : 0;
+  const std::int64_t readable = std::max(sequence.settled, hit);
+  if (first < 0 || count < 0 || first > readable || count > readable - first) {
     return InvalidArgument("rows " + std::to_string(first) + " + " + std::to_string(count) +
-                           ": allowed are those within the " + std::to_string(sequence.settled) +
+                           ": allowed are those within the " + std::to_string(readable) +
                            " settled ones");
+  }
+  const int group = GroupOf(layer);
+  if (const std::int64_t kept = manager.FirstRow(sequence, group); count > 0 && first < kept) {
+    return InvalidArgument("first row " + std::to_string(first) + ": of layer " +
+                           std::to_string(layer) + " those before " + std::to_string(kept) +
+                           " were given back, they are out of its window");
   }
   if (!device.backend().has_memory()) {
     return Unsupported("ReadRows: the null backend holds no rows");
@@ -33,6 +42,8 @@ Status KVCache::Impl::ReadRows(SequenceId id, int layer, std::int64_t first, std
   const Result<Stream> stream = ReadingStream();
   if (!stream.ok()) return stream.status();
   const int block_size = config.block_size;
+  const std::vector<std::int32_t>& table =
+      group == 0 ? sequence.table : sequence.sides[static_cast<std::size_t>(group - 1)].table;
   for (std::int64_t at = first; at < first + count;) {
     const auto row = static_cast<int>(at % block_size);
     const auto rows =
@@ -40,7 +51,7 @@ Status KVCache::Impl::ReadRows(SequenceId id, int layer, std::int64_t first, std
     const auto offset = [&](void* out, std::int64_t row_bytes) -> void* {
       return out == nullptr ? nullptr : static_cast<std::byte*>(out) + (at - first) * row_bytes;
     };
-    const std::int32_t block = sequence.table[static_cast<std::size_t>(at / block_size)];
+    const std::int32_t block = table[static_cast<std::size_t>(at / block_size)];
     if (Status s = storage.ReadRows(layer, block, row, rows, offset(k, planes.k.row_bytes),
                                     offset(v, planes.v.row_bytes), *stream);
         !s.ok()) {
@@ -59,6 +70,9 @@ Result<LayerView> KVCache::Impl::Layer(int layer) const {
   std::byte* base = storage.base();
   LayerView view;
   view.dtype = config.dtype;
+  view.group = planes.group;
+  view.kind = spec.kind;
+  view.window = spec.window;
   view.kv_heads = spec.kv_heads;
   view.k_dim = spec.k_dim;
   view.v_dim = spec.v_dim;

@@ -110,7 +110,7 @@ AppendRopeParams KVCache::Impl::AppendParams(int layer, const AppendInputs& inpu
   const LayerSpec& spec = resolved.layers[static_cast<std::size_t>(layer)];
   const storage::LayerPlanes& planes = storage.layout().layers()[static_cast<std::size_t>(layer)];
   const auto element = static_cast<std::int64_t>(SizeOf(config.dtype));
-  const StepView view = arrays.view();
+  const StepView view = arrays.view(planes.group);
   AppendRopeParams params;
   params.in_dtype = inputs.dtype;
   params.dtype = config.dtype;
@@ -163,21 +163,28 @@ Status KVCache::Impl::CheckLayer(int layer) const {
                          std::to_string(layers - 1));
 }
 
-Status KVCache::Impl::CheckLayer(int layer, LayerKind kind) const {
+Status KVCache::Impl::CheckGroup(int group) const {
+  const int groups = resolved.footprint.num_groups;
+  if (group >= 0 && group < groups) return {};
+  return InvalidArgument("group " + std::to_string(group) + ": allowed are 0 to " +
+                         std::to_string(groups - 1));
+}
+
+Status KVCache::Impl::CheckLayer(int layer, bool mla) const {
   if (Status s = CheckLayer(layer); !s.ok()) return s;
-  if (resolved.layers[static_cast<std::size_t>(layer)].kind == kind) return {};
+  if ((resolved.layers[static_cast<std::size_t>(layer)].kind == LayerKind::kMla) == mla) return {};
   const std::string name = "layer " + std::to_string(layer);
-  if (kind == LayerKind::kMla) {
+  if (mla) {
     return InvalidArgument(name +
-                           " is of full attention: use Append or MlaCompress; MlaAppend and "
+                           " has keys and values: use Append or MlaCompress; MlaAppend and "
                            "MlaExpand are for MLA layers");
   }
   return InvalidArgument(name +
                          " is an MLA layer: use MlaAppend; Append and MlaCompress are for layers "
-                         "of full attention");
+                         "with keys and values");
 }
 
-Result<const PlannedStep*> KVCache::Impl::PlanInUse(std::uint64_t id, int layer, LayerKind kind) {
+Result<const PlannedStep*> KVCache::Impl::PlanInUse(std::uint64_t id, int layer, bool mla) {
   const StepRecord* record = Find(id);
   if (manager.has_plan() || record == nullptr || record->plan.phase != StepPhase::kPrepared) {
     return NotReady(Name(id) + " is not prepared, or another plan is not");
@@ -186,7 +193,7 @@ Result<const PlannedStep*> KVCache::Impl::PlanInUse(std::uint64_t id, int layer,
     return NotReady(Name(id) + " is not the most recently prepared step: that is " +
                     std::to_string(last_prepared));
   }
-  if (Status s = CheckLayer(layer, kind); !s.ok()) return s;
+  if (Status s = CheckLayer(layer, mla); !s.ok()) return s;
   return &record->plan;
 }
 
@@ -197,7 +204,7 @@ Status KVCache::Impl::CheckQuery(const void* q, int q_heads) {
 
 Status KVCache::Impl::Append(std::uint64_t id, int layer, const AppendInputs& inputs,
                              Stream stream) {
-  const Result<const PlannedStep*> plan = PlanInUse(id, layer, LayerKind::kFull);
+  const Result<const PlannedStep*> plan = PlanInUse(id, layer, /*mla=*/false);
   if (!plan.ok()) return plan.status();
   if (Status s = CheckQuery(inputs.q, inputs.q_heads); !s.ok()) return s;
   if (!device.backend().has_memory()) return {};

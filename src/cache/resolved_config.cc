@@ -14,8 +14,9 @@ namespace {
 constexpr std::int64_t kMaxBlocks = std::numeric_limits<std::int32_t>::max();
 constexpr int kMaxLatentRow = 131072;  // elements
 
-// REQUIRES: one of the two that are built.
-std::string KindName(LayerKind kind) { return kind == LayerKind::kMla ? "mla" : "full"; }
+bool HasWindow(LayerKind kind) {
+  return kind == LayerKind::kSliding || kind == LayerKind::kChunked;
+}
 
 Status OutOfRange(const std::string& field, std::int64_t value, const std::string& allowed) {
   return InvalidArgument(field + " " + std::to_string(value) + ": allowed are " + allowed);
@@ -54,13 +55,19 @@ Status CheckLayerRope(const CacheConfig& config, std::size_t index) {
   return {};
 }
 
-Status CheckFullLayer(const CacheConfig& config, std::size_t index) {
+// Of full attention, or of windows.
+Status CheckHeadsLayer(const CacheConfig& config, std::size_t index) {
   const LayerSpec& layer = config.layers[index];
   const std::string name = LayerName(index);
   if (Status s = CheckRange(name + "kv_heads", layer.kv_heads, 1, 65536); !s.ok()) return s;
   if (Status s = CheckWidth(name + "k_dim", layer.k_dim); !s.ok()) return s;
   if (Status s = CheckWidth(name + "v_dim", layer.v_dim); !s.ok()) return s;
-  if (layer.window != 0) return OutOfRange(name + "window", layer.window, "0 for full attention");
+  if (!HasWindow(layer.kind) && layer.window != 0) {
+    return OutOfRange(name + "window", layer.window, "0 for full attention");
+  }
+  if (HasWindow(layer.kind) && (layer.window < 1 || layer.window > 1 << 30)) {
+    return OutOfRange(name + "window", layer.window, "1 to 1073741824 for a layer with a window");
+  }
   if (Status s = CheckLayerRope(config, index); !s.ok()) return s;
   const int size = config.shard.size;
   if (layer.kv_heads % size != 0 && size % layer.kv_heads != 0) {
@@ -84,14 +91,14 @@ Status CheckMlaLayer(const CacheConfig& config, std::size_t index) {
 
 Status CheckLayer(const CacheConfig& config, std::size_t index) {
   const LayerKind kind = config.layers[index].kind;
-  if (kind != LayerKind::kFull && kind != LayerKind::kMla) {
-    return Unsupported(LayerName(index) + "kind: only full attention and MLA are built");
+  if (kind == LayerKind::kLinear) {
+    return Unsupported(LayerName(index) + "kind linear: the state of linear layers is not built");
   }
-  if (kind != config.layers[0].kind) {
-    return Unsupported(LayerName(index) + "kind " + KindName(kind) + " beside layers[0].kind " +
-                       KindName(config.layers[0].kind) + ": one cache holds layers of one kind");
+  if (static_cast<int>(kind) > static_cast<int>(LayerKind::kLinear)) {
+    return OutOfRange(LayerName(index) + "kind", static_cast<int>(kind),
+                      "kFull, kSliding, kChunked and kMla");
   }
-  return kind == LayerKind::kMla ? CheckMlaLayer(config, index) : CheckFullLayer(config, index);
+  return kind == LayerKind::kMla ? CheckMlaLayer(config, index) : CheckHeadsLayer(config, index);
 }
 
 Status CheckUse(const CacheConfig& config) {
@@ -252,17 +259,18 @@ std::uint32_t TablesFor(const CacheConfig& config, const ResolvedConfig& resolve
 StepArraySizes SizeStepArrays(const CacheConfig& config, const ResolvedConfig& resolved) {
   const std::int64_t sequences = config.max_sequences;
   const std::int64_t tokens = config.max_tokens_per_step;
-  const std::int64_t table = sequences * resolved.table_stride * 4;
+  const auto groups = static_cast<std::int64_t>(resolved.groups.size());
+  const std::int64_t table = groups * sequences * resolved.table_stride * 4;
   const std::int64_t positions = tokens * resolved.position_sections * 4;
   const std::int64_t choices = resolved.two_tables == 0 ? 0 : tokens * 4;
   StepArraySizes sizes;
   // Header, entries, every table entry changed, every position given.
   sizes.upload_bytes = static_cast<std::int64_t>(sizeof(StepHeader)) +
                        sequences * static_cast<std::int64_t>(sizeof(StepEntry)) + table + positions;
-  // Slots, positions, choices, cu_seqlens, seqused_k, filled, the fault word, both tables, the
-  // upload.
-  sizes.device_bytes = tokens * 8 + positions + choices + (sequences + 1) * 4 +
-                       sequences * (4 + 4) + 8 + 2 * table + sizes.upload_bytes;
+  // Positions, choices, cu_seqlens, seqused_k, the fault word, the upload; and of each group slots,
+  // filled, both tables.
+  sizes.device_bytes = positions + choices + (sequences + 1) * 4 + sequences * 4 + 8 +
+                       sizes.upload_bytes + groups * (tokens * 8 + sequences * 4) + 2 * table;
   sizes.pinned_bytes =
       StepRing(config) * (sizes.upload_bytes + static_cast<std::int64_t>(sizeof(FaultRecord)));
   return sizes;
@@ -283,8 +291,15 @@ Result<ResolvedConfig> Resolve(const CacheConfig& config, BackendKind kind) {
   MemoryFootprint& footprint = resolved.footprint;
   const storage::BlockLayout layout(resolved.layers, config.dtype, config.block_size,
                                     Layout::kBlockMajor, 0);
+  resolved.groups = layout.groups();
+  if (resolved.groups.size() > 1 && config.layout == Layout::kLayerMajor) {
+    return Unsupported("layout layer_major with layers of several kinds or windows: not built");
+  }
   footprint.bytes_per_token = layout.bytes_per_token();
   footprint.bytes_per_block = layout.bytes_per_block();
+  footprint.num_groups = static_cast<int>(resolved.groups.size());
+  footprint.padding_bytes = footprint.num_groups * footprint.bytes_per_block -
+                            layout.bytes_per_token() * config.block_size;
   if (Status s = ResolveMemory(config, kind, resolved); !s.ok()) return s;
   if (Status s = ResolveHost(config, resolved); !s.ok()) return s;
   footprint.num_blocks = resolved.num_blocks;

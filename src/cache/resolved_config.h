@@ -14,7 +14,8 @@ struct ResolvedConfig {
   std::int64_t num_blocks = 0;    // 0 when unlimited
   std::int64_t clean_blocks = 0;  // of the host tier; 0 without one
   std::int64_t table_stride = 0;  // entries of a block table's row
-  int position_sections = 1;      // 3 where a rope has mrope sections
+  std::vector<storage::BlockGroup> groups;
+  int position_sections = 1;  // 3 where a rope has mrope sections
   std::uint32_t two_tables =
       0;  // bit r: ropes[r] has a table for the original length and one beyond
   MemoryFootprint footprint;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cache/step_arrays.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "backend/backend.h"
@@ -28,7 +29,8 @@ Result<StepArrays> StepArrays::Create(Device device, const CacheConfig& config,
 Status StepArrays::Allocate(const CacheConfig& config, const ResolvedConfig& resolved) {
   const std::int64_t tokens = config.max_tokens_per_step;
   const std::int64_t sequences = config.max_sequences;
-  const std::int64_t table_bytes = sequences * table_stride_ * 4;
+  const auto groups = static_cast<std::int64_t>(groups_);
+  const std::int64_t table_bytes = groups * sequences * table_stride_ * 4;
   const int ring = StepRing(config);
   upload_bytes_ = SizeStepArrays(config, resolved).upload_bytes;
   struct Wanted {
@@ -38,14 +40,14 @@ Status StepArrays::Allocate(const CacheConfig& config, const ResolvedConfig& res
     std::uint8_t fill;
   };
   const Wanted wanted[] = {
-      {&slots_, MemoryKind::kDevice, tokens * 8, 0xFF},  // slot -1: nothing is stored
+      {&slots_, MemoryKind::kDevice, groups * tokens * 8, 0xFF},  // slot -1: nothing is stored
       {&positions_, MemoryKind::kDevice, sections_ * tokens * 4, 0},
       {&rope_choice_, MemoryKind::kDevice, resolved.two_tables == 0 ? 0 : tokens * 4, 0},
       {&cu_seqlens_, MemoryKind::kDevice, (sequences + 1) * 4, 0},
       {&seqused_k_, MemoryKind::kDevice, sequences * 4, 0},
       {&block_table_, MemoryKind::kDevice, table_bytes, 0},
       {&resident_, MemoryKind::kDevice, table_bytes, 0},
-      {&filled_, MemoryKind::kDevice, sequences * 4, 0},
+      {&filled_, MemoryKind::kDevice, groups * sequences * 4, 0},
       {&upload_, MemoryKind::kDevice, upload_bytes_, 0},
       {&fault_word_, MemoryKind::kDevice, 8, 0},
       {&staging_, MemoryKind::kPinnedHost, ring * upload_bytes_, 0},
@@ -67,14 +69,18 @@ Status StepArrays::Allocate(const CacheConfig& config, const ResolvedConfig& res
   return device_.Synchronize(Stream{});
 }
 
-StepView StepArrays::view() const {
+StepView StepArrays::view(int group) const {
   StepView view;
-  view.slots = As<const std::int64_t>(slots_);
+  if (slots_.data() == nullptr) {
+    view.block_table_stride = table_stride_;
+    return view;
+  }
+  view.slots = As<const std::int64_t>(slots_) + group * max_tokens_;
   view.positions = As<const std::int32_t>(positions_);
   view.rope_choice = As<const std::uint32_t>(rope_choice_);
   view.cu_seqlens = As<const std::int32_t>(cu_seqlens_);
   view.seqused_k = As<const std::int32_t>(seqused_k_);
-  view.block_table = As<const std::int32_t>(block_table_);
+  view.block_table = As<const std::int32_t>(block_table_) + group * max_sequences_ * table_stride_;
   view.block_table_stride = table_stride_;
   return view;
 }
@@ -115,6 +121,12 @@ std::size_t StepArrays::Stage(const blocks::PlannedStep& step, blocks::BlockMana
     entry.delta_first = static_cast<std::int32_t>(sequence.first_dirty);
     entry.delta_count = static_cast<std::int32_t>(entries_now - sequence.first_dirty);
     entry.delta_word = append(sequence.table.data() + sequence.first_dirty, entry.delta_count);
+    for (const blocks::SideTable& side : sequence.sides) {
+      const std::int32_t at = append(side.table.data() + sequence.first_dirty, entry.delta_count);
+      // What was given back is read by nobody, but may be loaded: it names a block there is.
+      auto* staged = reinterpret_cast<std::int32_t*>(words) + at;
+      std::replace(staged, staged + entry.delta_count, blocks::kNoBlock, std::int32_t{0});
+    }
     if (item.position_offset >= 0) {
       entry.position_word =
           append(step.positions.data() + item.position_offset, sections_ * rows.count);
@@ -138,6 +150,10 @@ Status StepArrays::Upload(const blocks::PlannedStep& step, blocks::BlockManager&
   if (Status s = device_.CopyToDevice(upload_.data(), staging, bytes, stream); !s.ok()) return s;
   params.upload = upload_.data();
   params.block_size = block_size_;
+  params.groups = static_cast<int>(groups_);
+  params.table_group_stride = max_sequences_ * table_stride_;
+  params.slot_group_stride = max_tokens_;
+  params.filled_group_stride = max_sequences_;
   params.resident = As<std::int32_t>(resident_);
   params.table_stride = table_stride_;
   params.slots = As<std::int64_t>(slots_);

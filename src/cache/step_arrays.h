@@ -20,7 +20,8 @@ class StepArrays {
   static Result<StepArrays> Create(Device device, const CacheConfig& config,
                                    const ResolvedConfig& resolved);
 
-  StepView view() const;
+  // group: one there is
+  StepView view(int group = 0) const;
   // The device word from which appends take the fault record of the step now uploaded.
   FaultRecord* const* fault_word() const;
   // The record of ring entry `slot`; null without memory.
@@ -39,9 +40,11 @@ class StepArrays {
         max_sequences_(config.max_sequences),
         max_tokens_(config.max_tokens_per_step),
         sections_(resolved.position_sections),
-        table_stride_(resolved.table_stride) {}
+        table_stride_(resolved.table_stride),
+        groups_(resolved.groups.size()) {}
   Status Allocate(const CacheConfig& config, const ResolvedConfig& resolved);
-  // Fills staging; returns the bytes used.
+  // Fills staging with the header, the entries of the first group, and words for all groups;
+  // returns the bytes used.
   std::size_t Stage(const blocks::PlannedStep& step, blocks::BlockManager& manager,
                     std::byte* staging, StepHeader& header, FaultRecord* fault) const;
 
@@ -51,11 +54,12 @@ class StepArrays {
   std::int64_t max_tokens_;
   int sections_;
   std::int64_t table_stride_;
+  std::size_t groups_;
   std::int64_t upload_bytes_ = 0;
-  DeviceBuffer slots_, positions_, rope_choice_, cu_seqlens_, seqused_k_, block_table_;
-  DeviceBuffer resident_, filled_, upload_, fault_word_;
-  DeviceBuffer staging_;  // [ring, upload_bytes], pinned
-  DeviceBuffer faults_;   // [ring] FaultRecord, mapped
+  DeviceBuffer positions_, rope_choice_, cu_seqlens_, seqused_k_, upload_, fault_word_;
+  DeviceBuffer slots_, block_table_, resident_, filled_;  // of each group, one behind the other
+  DeviceBuffer staging_;                                  // [ring, upload_bytes], pinned
+  DeviceBuffer faults_;                                   // [ring] FaultRecord, mapped
 };
 
 }  // namespace lariat::cache

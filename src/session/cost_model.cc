@@ -48,29 +48,40 @@ Demand MoeDemand(const ModelCost& model, double rows) {
   return demand;
 }
 
-Demand AttentionDemand(const AttentionCost& cost, std::int64_t rows, std::int64_t context,
-                       std::int64_t row_context) {
+void AddAttentionDemand(const AttentionCost& cost, std::int64_t rows, std::int64_t context,
+                        std::int64_t row_context, Demand& demand) {
+  demand.flops += cost.flops * static_cast<double>(row_context);
+  demand.bytes += cost.row_bytes * static_cast<double>(rows) +
+                  cost.context_bytes * static_cast<double>(context);
+}
+
+Demand PrefillAttentionDemand(const ModelCost& model, const StepWork& work) {
   Demand demand;
-  demand.flops = cost.flops * static_cast<double>(row_context);
-  demand.bytes = cost.row_bytes * static_cast<double>(rows) +
-                 cost.context_bytes * static_cast<double>(context);
+  AddAttentionDemand(model.prefill_attention, work.prefill_rows, work.prefill_context,
+                     work.prefill_row_context, demand);
+  for (std::size_t w = 0; w < model.windows.size() && model.windows[w].window.tokens > 0; ++w) {
+    const WindowWork& in_window = work.windows[w];
+    AddAttentionDemand(model.windows[w].attention, work.prefill_rows, in_window.prefill_context,
+                       in_window.prefill_row_context, demand);
+  }
+  return demand;
+}
+
+// One row attends to its whole context, or to all of it that is in the window.
+Demand DecodeAttentionDemand(const ModelCost& model, const StepWork& work) {
+  Demand demand;
+  AddAttentionDemand(model.decode_attention, work.decode_rows, work.decode_context,
+                     work.decode_context, demand);
+  for (std::size_t w = 0; w < model.windows.size() && model.windows[w].window.tokens > 0; ++w) {
+    const std::int64_t context = work.windows[w].decode_context;
+    AddAttentionDemand(model.windows[w].attention, work.decode_rows, context, context, demand);
+  }
   return demand;
 }
 
 Status Refuse(const char* field, std::int64_t value, const std::string& allowed) {
   return InvalidArgument("model: " + std::string(field) + " is " + std::to_string(value) +
                          "; allowed: " + allowed);
-}
-
-std::string KindName(LayerKind kind) {
-  switch (kind) {
-    case LayerKind::kFull: return "full";
-    case LayerKind::kSliding: return "sliding";
-    case LayerKind::kChunked: return "chunked";
-    case LayerKind::kMla: return "mla";
-    case LayerKind::kLinear: return "linear";
-  }
-  return "unknown";
 }
 
 Status CheckLatents(const MlaDims& mla, const LayerSpec& layer) {
@@ -88,10 +99,13 @@ Status CheckLatents(const MlaDims& mla, const LayerSpec& layer) {
 Status CheckLayer(const ModelConfig& model, std::size_t index) {
   const LayerSpec& layer = model.layers[index];
   if (layer.kind == LayerKind::kMla) return CheckLatents(model.mla, layer);
-  if (layer.kind != LayerKind::kFull) {
-    return Unsupported("model: layers[" + std::to_string(index) + "] is " + KindName(layer.kind) +
-                       "; allowed: full attention and MLA, other kinds are not built in this "
-                       "version");
+  if (layer.kind == LayerKind::kLinear) {
+    return Unsupported(
+        "model: layers[" + std::to_string(index) +
+        "] is linear; allowed: full, sliding, chunked and mla, others are not built");
+  }
+  if (layer.kind != LayerKind::kFull && layer.window < 1) {
+    return Refuse("layers[].window", layer.window, ">= 1 of a layer with a window");
   }
   if (layer.kv_heads < 1) return Refuse("layers[].kv_heads", layer.kv_heads, ">= 1");
   if (layer.k_dim < 1) return Refuse("layers[].k_dim", layer.k_dim, ">= 1");
@@ -144,18 +158,38 @@ void AddAttention(double q, double result, double context_bytes, double value_by
   cost.context_bytes += context_bytes;
 }
 
-void AddFullAttention(const ModelConfig& model, const LayerSpec& layer, double cache_bytes,
-                      ModelCost& cost) {
+// The costs of the window of this layer, or null where there is no place for one more.
+WindowCost* FindWindow(const LayerSpec& layer, ModelCost& cost) {
+  const AttentionWindow window{layer.kind, layer.window};
+  for (WindowCost& known : cost.windows) {
+    if (known.window.tokens == 0) known.window = window;
+    if (known.window == window) return &known;
+  }
+  return nullptr;
+}
+
+Status AddHeadsAttention(const ModelConfig& model, const LayerSpec& layer, double cache_bytes,
+                         ModelCost& cost) {
   const double hidden = static_cast<double>(model.hidden_size);
   const double q = static_cast<double>(model.q_heads) * layer.k_dim;       // of a row's query
   const double result = static_cast<double>(model.q_heads) * layer.v_dim;  // of its attention
   const double kv = static_cast<double>(layer.kv_heads) * (layer.k_dim + layer.v_dim);
   AddGemm(hidden, q + kv, cost);
   AddGemm(result, hidden, cost);
+  cost.append_row_bytes += kv * (cost.value_bytes + cache_bytes);
+  if (layer.kind != LayerKind::kFull) {
+    WindowCost* const window = FindWindow(layer, cost);
+    if (window == nullptr) {
+      return Unsupported("model: layers[].window: the layers have more than " +
+                         std::to_string(kMaxWindows) + " different windows");
+    }
+    AddAttention(q, result, kv * cache_bytes, cost.value_bytes, window->attention);
+    return {};
+  }
   for (AttentionCost* attention : {&cost.prefill_attention, &cost.decode_attention}) {
     AddAttention(q, result, kv * cache_bytes, cost.value_bytes, *attention);
   }
-  cost.append_row_bytes += kv * (cost.value_bytes + cache_bytes);
+  return {};
 }
 
 void AddLatentAttention(const ModelConfig& model, double cache_bytes, ModelCost& cost) {
@@ -221,8 +255,8 @@ Result<ModelCost> MakeModelCost(const ModelConfig& model, DType cache_dtype, DTy
     const auto cache_bytes = static_cast<double>(SizeOf(cache_dtype));
     if (layer.kind == LayerKind::kMla) {
       AddLatentAttention(model, cache_bytes, cost);
-    } else {
-      AddFullAttention(model, layer, cache_bytes, cost);
+    } else if (Status s = AddHeadsAttention(model, layer, cache_bytes, cost); !s.ok()) {
+      return s;
     }
     AddMlp(model, sparse-- > 0, cost);
   }
@@ -241,13 +275,9 @@ StepTime CostStep(const ModelCost& model, const DeviceSpec& device, const StepWo
                                                          device.kernel_overhead_s.value;
   }
   time.prefill_attention_s =
-      Seconds(AttentionDemand(model.prefill_attention, work.prefill_rows, work.prefill_context,
-                              work.prefill_row_context),
-              device.prefill_attention, device);
-  // One row attends to its whole context.
-  time.decode_attention_s = Seconds(AttentionDemand(model.decode_attention, work.decode_rows,
-                                                    work.decode_context, work.decode_context),
-                                    device.decode_attention, device);
+      Seconds(PrefillAttentionDemand(model, work), device.prefill_attention, device);
+  time.decode_attention_s =
+      Seconds(DecodeAttentionDemand(model, work), device.decode_attention, device);
   time.host_copy_s =
       static_cast<double>(work.host_to_device_bytes) / device.host_to_device_bytes_per_s.value +
       static_cast<double>(work.device_to_host_bytes) / device.device_to_host_bytes_per_s.value;

@@ -187,8 +187,9 @@ Result<RequestId> Session::Add(Request request) {
   const std::int64_t room = impl_->config.max_length - added.prompt_length;
   if (new_tokens > room) {
     impl_->Finish(added, Outcome::kMaxLength);
-  } else if (!impl_->unlimited && impl_->BlocksOfBeams(added, added.prompt_length + new_tokens -
-                                                                  1) > impl_->total_blocks) {
+  } else if (!impl_->unlimited &&
+             impl_->BlocksOfBeams(added, 0, added.prompt_length + new_tokens - 1) >
+                 impl_->total_blocks) {
     impl_->Finish(added, Outcome::kNeverFits);
   } else {
     impl_->queue.push_back(&added);

@@ -50,7 +50,8 @@ void Session::Impl::BatchSequence(RequestState& state) {
   const Beam& beam = state.first();
   if (beam.prefilling()) {
     // A prompt is owed all its blocks, so that what was admitted can be computed.
-    blocks_owed += BlocksOfBeams(state, beam.target) - BlocksFor(beam.settled);
+    blocks_owed += BlocksOfBeams(state, beam.settled, beam.target) -
+                   cache.BlocksFor(beam.settled, beam.settled);
     const std::int64_t rows = std::min(beam.target - beam.settled, budget);
     if (rows > 0) AddItem(state, 0, rows);
     return;
@@ -62,7 +63,8 @@ void Session::Impl::BatchSequence(RequestState& state) {
   const std::int64_t wanted = beam.inputs_end() - beam.settled;
   const std::int64_t rows = std::min(wanted, std::max<std::int64_t>(1, budget - decodes));
   // A decode is owed what this step takes, so that nobody is admitted only to be preempted at once.
-  blocks_owed += BlocksFor(beam.settled + rows) - BlocksFor(beam.settled);
+  blocks_owed += cache.BlocksFor(beam.settled, beam.settled + rows) -
+                 cache.BlocksFor(beam.settled, beam.settled);
   AddItem(state, 0, rows, rows - 1);
 }
 
@@ -98,7 +100,7 @@ Status Session::Impl::Admit() {
 // pool of what can be had, as new ones do.
 std::int64_t Session::Impl::BlocksToAdmit(const RequestState& state, const PrefixMatch& hit) const {
   const std::int64_t known = state.beams.front().target + (state.forked() ? 1 : 0);
-  return BlocksOfBeams(state, known) - (hit.blocks - hit.idle_blocks);
+  return BlocksOfBeams(state, hit.tokens, known) - (hit.blocks - hit.idle_blocks);
 }
 
 // Puts a request that is not open, or open and not planned yet, into the batch, or starts a fetch

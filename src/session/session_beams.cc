@@ -11,11 +11,14 @@ namespace lariat {
 
 using session::Timed;
 
-// The most blocks that a request's beams hold when each has `length` rows: the prompt's full blocks
-// once, all others once for each. With one beam, those of its rows.
-std::int64_t Session::Impl::BlocksOfBeams(const RequestState& state, std::int64_t length) const {
+// The most blocks that a request's beams hold until each has `length` rows, when the first one has
+// `settled`: the prompt's full blocks once, all others once for each. With one beam, those of its
+// rows.
+std::int64_t Session::Impl::BlocksOfBeams(const RequestState& state, std::int64_t settled,
+                                          std::int64_t length) const {
   const std::int64_t shared = state.prompt_length / block_size;
-  return BlocksFor(length) + (state.num_beams() - 1) * (BlocksFor(length) - shared);
+  return cache.BlocksFor(settled, length, config.max_step_tokens) +
+         (state.num_beams() - 1) * (cache.BlocksFor(length, length) - shared);
 }
 
 // What the beams of a forked request still take, a copy of a shared tail included: in this step, or
@@ -25,9 +28,11 @@ std::int64_t Session::Impl::BlocksOwedToBeams(const RequestState& state) const {
   const std::int64_t reach = std::max(first_beam.settled, first_beam.target) + 1;
   std::int64_t owed = 0;
   for (const Beam& beam : state.beams) {
-    const std::int64_t held =
-        beam.open() ? BlocksFor(beam.settled) : state.prompt_length / block_size;
-    owed += BlocksFor(reach) - held + (beam.shares_tail ? 1 : 0);
+    const std::int64_t held = beam.open() ? cache.BlocksFor(beam.settled, beam.settled)
+                                          : state.prompt_length / block_size;
+    const std::int64_t from = beam.open() ? beam.settled : reach;
+    owed += cache.BlocksFor(from, reach, config.max_step_tokens) - held;
+    if (beam.shares_tail) owed += cache.BlocksFor(0, 1);
   }
   return owed;
 }

@@ -132,7 +132,8 @@ struct Session::Impl {
   void DropLanded();
 
   // session_beams.cc
-  std::int64_t BlocksOfBeams(const RequestState& state, std::int64_t length) const;
+  std::int64_t BlocksOfBeams(const RequestState& state, std::int64_t settled,
+                             std::int64_t length) const;
   std::int64_t BlocksOwedToBeams(const RequestState& state) const;
   Status BatchBeams(RequestState& state);
   Status RestoreBeams(RequestState& state);
@@ -155,9 +156,6 @@ struct Session::Impl {
                   std::size_t index);
   Status RemoveEnded();
 
-  std::int64_t BlocksFor(std::int64_t tokens) const {
-    return (tokens + block_size - 1) / block_size;
-  }
   std::vector<TokenId> TakeBuffer();
   void ReturnBuffer(std::vector<TokenId>& buffer);
 

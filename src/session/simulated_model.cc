@@ -22,7 +22,7 @@ Status SimulatedModel::Run(const ExecutorStep& step, ExecutorOutput& output) {
     const Status appended = data_->AppendStep(step);
     if (!appended.ok()) return appended;
   }
-  StepWork work;
+  StepWork work(cost_);
   spare_.resize(step.items.size() * SparePerItem());
   for (std::size_t i = 0; i < step.items.size(); ++i) {
     const ExecutorItem& item = step.items[i];
@@ -50,7 +50,7 @@ bool SimulatedModel::PrefersSwap(std::int64_t tokens, const TransferWork& work) 
   for (std::int64_t end = 0; end < tokens && again < swap;) {
     const std::int64_t rows = std::min(prefill_chunk_, tokens - end);
     end += rows;
-    StepWork chunk;
+    StepWork chunk(cost_);
     chunk.Add(rows, end, /*samples=*/end == tokens);
     again += StepSeconds(cost_, device_, chunk);
   }

@@ -267,7 +267,8 @@ Result<SimulationResult> Simulate(const Trace& trace, const SimulatorConfig& con
                               {.seed = config.seed,
                                .mla = config.model.mla,
                                .fault = config.fault,
-                               .fault_step = config.fault_step});
+                               .fault_step = config.fault_step,
+                               .check = config.check});
     if (!made.ok()) return made.status();
     data = *std::move(made);
   } else if (config.check) {

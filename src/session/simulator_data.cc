@@ -25,6 +25,7 @@ SimulatedData::SimulatedData(KVCache& cache, const Trace& trace, const OutputScr
       chain_start_(kChainStart + options.seed),
       kv_lora_rank_(options.mla.kv_lora_rank),
       norm_eps_(static_cast<float>(options.mla.norm_eps)),
+      checks_hits_(options.check),
       uploads_(cache.device().kind() == BackendKind::kCuda),
       fault_(options.fault, options.fault_step),
       running_(static_cast<std::size_t>(trace.size()) * static_cast<std::size_t>(script.beams())) {}
@@ -42,7 +43,8 @@ Result<std::unique_ptr<SimulatedData>> SimulatedData::Create(KVCache& cache, con
                              .heads = view->kv_heads,
                              .k_dim = view->k_dim,
                              .v_dim = view->v_dim,
-                             .rope = spec.rope});
+                             .rope = spec.rope,
+                             .window = {spec.kind, spec.window}});
   }
   Status made = data->MakeRopes();
   if (made.ok()) made = data->MakeNormWeights();
@@ -156,6 +158,11 @@ Status SimulatedData::AppendStep(const ExecutorStep& step) {
   const Status begun = fault_.BeginStep(step);
   if (!begun.ok()) return begun;
   MakeChains(step);
+  for (const ExecutorItem& item : step.items) {
+    if (!checks_hits_ || item.cached.empty()) continue;
+    const Status checked = CheckHit(item);
+    if (!checked.ok()) return checked;
+  }
   for (int layer = 0; layer < static_cast<int>(layers_.size()); ++layer) {
     const Status appended = AppendLayer(step, layer);
     if (!appended.ok()) return appended;
@@ -276,6 +283,48 @@ std::int64_t SimulatedData::CompareRows(int layer, std::int64_t first, std::int6
   return wrong;
 }
 
+Result<std::int64_t> SimulatedData::CheckRows(SequenceId sequence, int layer, std::int64_t first,
+                                              std::int64_t end) {
+  const LayerShape& shape = layers_[static_cast<std::size_t>(layer)];
+  const std::size_t k_words = (KeyBytes(shape) * kCheckRows + 3) / 4;
+  const std::size_t v_words = (ValueBytes(shape) * kCheckRows + 3) / 4;
+  stored_k_.resize(k_words);
+  expected_k_.resize(k_words);
+  stored_v_.resize(v_words);
+  expected_v_.resize(v_words);
+  std::int64_t mismatches = 0;
+  for (; first < end; first += kCheckRows) {
+    const std::int64_t count = std::min(kCheckRows, end - first);
+    const Status read =
+        cache_.ReadRows(sequence, layer, first, count, stored_k_.data(), stored_v_.data());
+    if (!read.ok()) return read;
+    mismatches += CompareRows(layer, first, count);
+  }
+  return mismatches;
+}
+
+// What the windows before the first row that is computed read of a hit: later, when the sequence is
+// checked, those rows are given back.
+Status SimulatedData::CheckHit(const ExecutorItem& item) {
+  const std::int64_t hit = std::ssize(item.cached);
+  expected_chains_.assign(static_cast<std::size_t>(hit), 0);
+  ChainTokens(chain_start_, item.cached, expected_chains_);
+  // Of a block that the hit ends in, the copy is not to be read yet.
+  const std::int64_t end = hit - hit % cache_.config().block_size;
+  for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
+    if (layers_[layer].window.tokens == 0) continue;
+    const std::int64_t first = layers_[layer].window.First(hit);
+    const Result<std::int64_t> kept = cache_.FirstRow(item.sequence, static_cast<int>(layer));
+    if (!kept.ok()) return kept.status();
+    check_.mismatches += std::max<std::int64_t>(0, std::min(*kept, hit) - first);
+    const Result<std::int64_t> wrong =
+        CheckRows(item.sequence, static_cast<int>(layer), std::max(first, *kept), end);
+    if (!wrong.ok()) return wrong.status();
+    check_.mismatches += *wrong;
+  }
+  return Status::Ok();
+}
+
 Status SimulatedData::CheckSequence(const SequenceEnd& end, std::int64_t generated) {
   const std::int64_t settled = end.settled;
   script_.Tokens(static_cast<std::int64_t>(end.tag), end.beam, generated, tokens_);
@@ -286,20 +335,16 @@ Status SimulatedData::CheckSequence(const SequenceEnd& end, std::int64_t generat
               expected_chains_);
   std::int64_t mismatches = 0;
   for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
-    const LayerShape& shape = layers_[layer];
-    const std::size_t k_words = (KeyBytes(shape) * kCheckRows + 3) / 4;
-    const std::size_t v_words = (ValueBytes(shape) * kCheckRows + 3) / 4;
-    stored_k_.resize(k_words);
-    expected_k_.resize(k_words);
-    stored_v_.resize(v_words);
-    expected_v_.resize(v_words);
-    for (std::int64_t first = 0; first < settled; first += kCheckRows) {
-      const std::int64_t count = std::min(kCheckRows, settled - first);
-      const Status read = cache_.ReadRows(end.sequence, static_cast<int>(layer), first, count,
-                                          stored_k_.data(), stored_v_.data());
-      if (!read.ok()) return read;
-      mismatches += CompareRows(static_cast<int>(layer), first, count);
-    }
+    const Result<std::int64_t> kept = cache_.FirstRow(end.sequence, static_cast<int>(layer));
+    if (!kept.ok()) return kept.status();
+    // A row that the next one would still attend to has to be there.
+    const AttentionWindow& window = layers_[layer].window;
+    const std::int64_t needed = window.tokens == 0 ? 0 : window.First(settled);
+    mismatches += std::max<std::int64_t>(0, std::min(*kept, settled) - needed);
+    const Result<std::int64_t> wrong =
+        CheckRows(end.sequence, static_cast<int>(layer), *kept, settled);
+    if (!wrong.ok()) return wrong.status();
+    mismatches += *wrong;
   }
   check_.mismatches += mismatches;
   check_.sequences += end.reason == SequenceEndReason::kFinished ? 1 : 0;

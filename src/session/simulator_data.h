@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "lariat/cost_model.h"
 #include "lariat/kv_cache.h"
 #include "lariat/model.h"
 #include "lariat/session.h"
@@ -29,6 +30,7 @@ class SimulatedData {
     MlaDims mla;  // of MLA layers
     InjectedFault fault = InjectedFault::kNone;
     std::int64_t fault_step = 1;
+    bool check = false;  // windows of prefix hits, at the first step of a sequence
   };
   // Errors: kResourceExhausted (staging memory), kDeviceError, kInvalidArgument (a rope).
   // script: must outlive this.
@@ -61,6 +63,7 @@ class SimulatedData {
     int k_dim = 0;
     int v_dim = 0;
     int rope = -1;
+    AttentionWindow window;  // tokens 0: none
   };
 
   SimulatedData(KVCache& cache, const Trace& trace, const OutputScript& script,
@@ -75,6 +78,10 @@ class SimulatedData {
   Status Append(const ExecutorStep& step, int layer, const void* k, const void* v);
   void FillExpected(std::span<const std::uint64_t> chains, int layer, std::int64_t first);
   std::int64_t CompareRows(int layer, std::int64_t first, std::int64_t count);
+  // Compares a layer's rows [first, end) of a sequence whose chains are expected_chains_.
+  Result<std::int64_t> CheckRows(SequenceId sequence, int layer, std::int64_t first,
+                                 std::int64_t end);
+  Status CheckHit(const ExecutorItem& item);
   std::uint64_t& Chain(const ExecutorItem& item, int beam) {
     return running_[item.tag * static_cast<std::size_t>(script_.beams()) +
                     static_cast<std::size_t>(beam)];
@@ -89,7 +96,8 @@ class SimulatedData {
   const std::uint64_t chain_start_;
   const int kv_lora_rank_;  // of MLA layers
   const float norm_eps_;    // of their norms
-  bool uploads_ = false;    // host and device memory are two
+  const bool checks_hits_;
+  bool uploads_ = false;  // host and device memory are two
   std::vector<LayerShape> layers_;
   std::vector<std::uint32_t> norm_host_;  // raw: [MLA layers, kv_lora_rank], each on a word
   DeviceBuffer norm_device_;              // the same

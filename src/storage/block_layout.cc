@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "storage/block_layout.h"
 
+#include <algorithm>
+
 namespace lariat::storage {
 
 BlockLayout::BlockLayout(std::span<const LayerSpec> layers, DType dtype, int block_size,
                          Layout layout, std::int64_t num_blocks)
-    : block_size_(block_size), layout_(layout) {
+    : block_size_(block_size), layout_(layout), groups_(MakeGroups(layers, dtype)) {
   const auto element = static_cast<std::int64_t>(SizeOf(dtype));
   std::int64_t offset = 0;
   const auto place = [&](int heads, int dim) {
@@ -20,11 +22,16 @@ BlockLayout::BlockLayout(std::span<const LayerSpec> layers, DType dtype, int blo
     offset += layout == Layout::kBlockMajor ? in_block : in_block * num_blocks;
     return plane;
   };
-  layers_.reserve(layers.size());
-  for (const LayerSpec& spec : layers) {
-    const Plane k = place(spec.kv_heads, spec.k_dim);
-    const Plane v = place(spec.kv_heads, spec.v_dim);
-    layers_.push_back({k, v});
+  layers_.resize(layers.size());
+  for (std::size_t group = 0; group < groups_.size(); ++group) {
+    offset = 0;
+    for (const int layer : groups_[group].layers) {
+      const LayerSpec& spec = layers[static_cast<std::size_t>(layer)];
+      const Plane k = place(spec.kv_heads, spec.k_dim);
+      const Plane v = place(spec.kv_heads, spec.v_dim);
+      layers_[static_cast<std::size_t>(layer)] = {k, v, static_cast<int>(group)};
+    }
+    bytes_per_block_ = std::max(bytes_per_block_, groups_[group].bytes_per_token * block_size);
   }
   if (layout == Layout::kBlockMajor) {
     for (LayerPlanes& planes : layers_) {

@@ -7,13 +7,36 @@
 namespace lariat::cpu {
 namespace {
 
-void BuildEntry(const StepTablesParams& p, const StepEntry& entry, const std::int32_t* words) {
-  std::int32_t* row = p.resident + entry.resident_row * p.table_stride;
-  std::copy_n(words + entry.delta_word, entry.delta_count, row + entry.delta_first);
+// One group's arrays.
+struct GroupArrays {
+  GroupArrays(const StepTablesParams& p, int g)
+      : group(g),
+        resident(p.resident + g * p.table_group_stride),
+        slots(p.slots + g * p.slot_group_stride),
+        block_table(p.block_table + g * p.table_group_stride),
+        filled(p.filled + g * p.filled_group_stride) {}
+  int group;
+  std::int32_t* resident;
+  std::int64_t* slots;
+  std::int32_t* block_table;
+  std::int32_t* filled;
+};
+
+void BuildSlots(const StepTablesParams& p, const GroupArrays& arrays, const StepEntry& entry,
+                const std::int32_t* words) {
+  std::int32_t* row = arrays.resident + entry.resident_row * p.table_stride;
+  std::copy_n(words + entry.delta_word + arrays.group * entry.delta_count, entry.delta_count,
+              row + entry.delta_first);
   for (std::int32_t i = 0; i < entry.count; ++i) {
     const std::int32_t n = entry.start + i;
     const std::int64_t block = row[n / p.block_size];
-    p.slots[entry.first_row + i] = block * p.block_size + n % p.block_size;
+    arrays.slots[entry.first_row + i] = block * p.block_size + n % p.block_size;
+  }
+}
+
+void BuildPositions(const StepTablesParams& p, const StepEntry& entry, const std::int32_t* words) {
+  for (std::int32_t i = 0; i < entry.count; ++i) {
+    const std::int32_t n = entry.start + i;
     for (int section = 0; section < p.position_sections; ++section) {
       p.positions[section * p.section_stride + entry.first_row + i] =
           entry.position_word < 0 ? n : words[entry.position_word + section * entry.count + i];
@@ -23,12 +46,29 @@ void BuildEntry(const StepTablesParams& p, const StepEntry& entry, const std::in
 }
 
 // Copies the first `used` entries of `row` and zeroes what an earlier step left behind them.
-void WriteTable(const StepTablesParams& p, std::int64_t b, const std::int32_t* row,
-                std::int32_t used) {
-  std::int32_t* table = p.block_table + b * p.table_stride;
+void WriteTable(const StepTablesParams& p, const GroupArrays& arrays, std::int64_t b,
+                const std::int32_t* row, std::int32_t used) {
+  std::int32_t* table = arrays.block_table + b * p.table_stride;
   std::copy_n(row, used, table);
-  if (p.filled[b] > used) std::fill(table + used, table + p.filled[b], 0);
-  p.filled[b] = used;
+  if (arrays.filled[b] > used) std::fill(table + used, table + arrays.filled[b], 0);
+  arrays.filled[b] = used;
+}
+
+// What a group has for itself: slots and tables.
+void BuildGroup(const StepTablesParams& p, const GroupArrays& arrays, const StepEntry* entries,
+                const std::int32_t* words) {
+  const StepHeader& header = p.header;
+  for (std::int64_t b = 0; b < header.padded_sequences; ++b) {
+    if (b >= header.num_sequences) {
+      WriteTable(p, arrays, b, nullptr, 0);
+      continue;
+    }
+    const StepEntry& entry = entries[b];
+    BuildSlots(p, arrays, entry, words);
+    WriteTable(p, arrays, b, arrays.resident + entry.resident_row * p.table_stride,
+               (entry.start + entry.count - 1) / p.block_size + 1);
+  }
+  std::fill(arrays.slots + header.num_tokens, arrays.slots + header.padded_tokens, -1);
 }
 
 }  // namespace
@@ -39,23 +79,20 @@ void BuildStepTables(const StepTablesParams& p) {
                                                            sizeof(StepHeader));
   const auto* words = reinterpret_cast<const std::int32_t*>(entries + header.padded_sequences);
 
+  for (int group = 0; group < p.groups; ++group) {
+    BuildGroup(p, GroupArrays(p, group), entries, words);
+  }
   for (std::int64_t b = 0; b < header.padded_sequences; ++b) {
     if (b >= header.num_sequences) {
       p.cu_seqlens[b] = header.num_tokens;
       p.seqused_k[b] = 0;
-      WriteTable(p, b, nullptr, 0);
       continue;
     }
-    const StepEntry& entry = entries[b];
-    const std::int32_t length = entry.start + entry.count;
-    BuildEntry(p, entry, words);
-    p.cu_seqlens[b] = entry.first_row;
-    p.seqused_k[b] = length;
-    WriteTable(p, b, p.resident + entry.resident_row * p.table_stride,
-               (length - 1) / p.block_size + 1);
+    BuildPositions(p, entries[b], words);
+    p.cu_seqlens[b] = entries[b].first_row;
+    p.seqused_k[b] = entries[b].start + entries[b].count;
   }
   p.cu_seqlens[header.padded_sequences] = header.num_tokens;
-  std::fill(p.slots + header.num_tokens, p.slots + header.padded_tokens, -1);
   for (int section = 0; section < p.position_sections; ++section) {
     std::int32_t* positions = p.positions + section * p.section_stride;
     std::fill(positions + header.num_tokens, positions + header.padded_tokens, 0);

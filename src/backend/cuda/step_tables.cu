@@ -26,29 +26,37 @@ struct Table {
   }
 };
 
-// Zeroes what an earlier step left behind `used` entries of block_table[b].
+// Zeroes what an earlier step left behind `used` entries of the group's block_table[b].
 __device__ __forceinline__ void ClearTail(const StepTablesParams& p, std::int64_t b,
                                           std::int32_t used) {
-  std::int32_t* table = p.block_table + b * p.table_stride;
-  const std::int32_t filled = p.filled[b];
+  const std::int64_t group = blockIdx.z;
+  std::int32_t* table = p.block_table + group * p.table_group_stride + b * p.table_stride;
+  std::int32_t& filled_b = p.filled[group * p.filled_group_stride + b];
+  const std::int32_t filled = filled_b;
   for (std::int32_t j = used + static_cast<std::int32_t>(threadIdx.x); j < filled; j += kThreads) {
     table[j] = 0;
   }
-  __syncthreads();  // all have read filled[b]
-  if (threadIdx.x == 0) p.filled[b] = used;
+  __syncthreads();  // all have read it
+  if (threadIdx.x == 0) filled_b = used;
 }
 
 __device__ __forceinline__ void BuildEntry(const StepTablesParams& p, const StepEntry& entry,
                                            const std::int32_t* words, std::int64_t b) {
   const auto thread = static_cast<std::int32_t>(blockIdx.y * kThreads + threadIdx.x);
   const auto step = static_cast<std::int32_t>(gridDim.y * kThreads);
-  std::int32_t* row = p.resident + entry.resident_row * p.table_stride;
-  const Table table = {row, words + entry.delta_word, entry.delta_first, entry.delta_count};
+  const std::int64_t group = blockIdx.z;
+  std::int32_t* row =
+      p.resident + group * p.table_group_stride + entry.resident_row * p.table_stride;
+  std::int64_t* slots = p.slots + group * p.slot_group_stride;
+  std::int32_t* block_table = p.block_table + group * p.table_group_stride;
+  const Table table = {row, words + entry.delta_word + group * entry.delta_count, entry.delta_first,
+                       entry.delta_count};
   for (std::int32_t i = thread; i < entry.count; i += step) {
     const std::int32_t n = entry.start + i;
     const std::int32_t block = n / p.block_size;
-    p.slots[entry.first_row + i] =
+    slots[entry.first_row + i] =
         std::int64_t{table.At(block)} * p.block_size + (n - block * p.block_size);
+    if (group != 0) continue;
     for (int section = 0; section < p.position_sections; ++section) {
       p.positions[section * p.section_stride + entry.first_row + i] =
           entry.position_word < 0 ? n : words[entry.position_word + section * entry.count + i];
@@ -58,13 +66,13 @@ __device__ __forceinline__ void BuildEntry(const StepTablesParams& p, const Step
   const std::int32_t length = entry.start + entry.count;
   const std::int32_t used = (length - 1) / p.block_size + 1;
   for (std::int32_t j = thread; j < used; j += step) {
-    p.block_table[b * p.table_stride + j] = table.At(j);
+    block_table[b * p.table_stride + j] = table.At(j);
   }
   if (blockIdx.y != 0) return;
   for (std::int32_t i = thread; i < entry.delta_count; i += kThreads) {
     row[entry.delta_first + i] = table.changed[i];
   }
-  if (threadIdx.x == 0) {
+  if (threadIdx.x == 0 && group == 0) {
     p.cu_seqlens[b] = entry.first_row;
     p.seqused_k[b] = length;
   }
@@ -77,20 +85,22 @@ __device__ __forceinline__ void BuildRest(const StepTablesParams& p) {
   const auto thread =
       static_cast<std::int32_t>((blockIdx.y * gridDim.x + blockIdx.x) * kThreads + threadIdx.x);
   const auto step = static_cast<std::int32_t>(gridDim.x * gridDim.y * kThreads);
+  std::int64_t* slots = p.slots + std::int64_t{blockIdx.z} * p.slot_group_stride;
   for (std::int32_t i = header.num_tokens + thread; i < header.padded_tokens; i += step) {
-    p.slots[i] = -1;
+    slots[i] = -1;
+    if (blockIdx.z != 0) continue;
     for (int section = 0; section < p.position_sections; ++section) {
       p.positions[section * p.section_stride + i] = 0;
     }
     if (p.rope_choice != nullptr) p.rope_choice[i] = 0;
   }
-  if (thread == 0) {
+  if (thread == 0 && blockIdx.z == 0) {
     p.cu_seqlens[header.padded_sequences] = header.num_tokens;
     if (p.fault != nullptr) *p.fault = header.fault;
   }
 }
 
-// Grid: (max(padded_sequences, 1), parts).
+// Grid: (max(padded_sequences, 1), parts, groups).
 __global__ void __launch_bounds__(kThreads)
     StepTablesKernel(const __grid_constant__ StepTablesParams p) {
   const StepHeader& header = p.header;
@@ -103,7 +113,7 @@ __global__ void __launch_bounds__(kThreads)
     const auto* words = reinterpret_cast<const std::int32_t*>(entries + header.padded_sequences);
     BuildEntry(p, entries[b], words, b);
   } else if (blockIdx.y == 0) {
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0 && blockIdx.z == 0) {
       p.cu_seqlens[b] = header.num_tokens;
       p.seqused_k[b] = 0;
     }
@@ -118,7 +128,8 @@ cudaError_t BuildStepTables(const StepTablesParams& p, cudaStream_t stream) {
   const auto parts =
       static_cast<std::uint32_t>(std::clamp<std::int64_t>(items / kItemsPerPart, 1, kMaxParts));
   const auto columns = static_cast<std::uint32_t>(std::max(p.header.padded_sequences, 1));
-  return Launch(StepTablesKernel, dim3(columns, parts), dim3(kThreads), stream, p);
+  const dim3 grid(columns, parts, static_cast<std::uint32_t>(p.groups));
+  return Launch(StepTablesKernel, grid, dim3(kThreads), stream, p);
 }
 
 }  // namespace lariat::cuda
