@@ -69,7 +69,7 @@ LlamaExecutor::LlamaExecutor(const Llama& model, std::function<bool(std::uint64_
 // The attention kernel: one query row and head at a time over the sequence's blocks. It finds its
 // way as any kernel does, by the arrays of StepView and the strides of LayerView.
 void LlamaExecutor::Attend(const ExecutorStep& step, const LayerView& view) {
-  const StepView arrays = step.cache.View();
+  const StepView arrays = step.cache.View(view.group);
   const LlamaShape& shape = model_.shape;
   const int group = shape.q_heads / view.kv_heads;
   const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(view.k_dim)));
