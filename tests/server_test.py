@@ -4,8 +4,13 @@
 
 usage: server_test.py TINY_SERVER
 """
+import argparse
 import concurrent.futures
+import json
+import pathlib
 import random
+import re
+import shlex
 import signal
 import socket
 import sys
@@ -133,6 +138,35 @@ class Answers(unittest.TestCase):
             for i in range(0, 60, 7):
                 other = prompt[:i] + [(prompt[i] + 1) % 256] + prompt[i + 1:]
                 self.assertNotEqual(server.complete(prompt=other, max_tokens=20)["tokens"], answer)
+
+
+class Documents(unittest.TestCase):
+    def test_the_examples(self):
+        """Each line that docs/server.md tells to type, without curl."""
+        text = (pathlib.Path(__file__).parents[1] / "docs/server.md").read_text(encoding="utf-8")
+        lines = re.findall(r"^curl .*", text, re.MULTILINE)
+        shown = json.loads(re.search(r"^```json\n(.*?)```", text, re.MULTILINE | re.DOTALL).group(1))
+        parser = argparse.ArgumentParser()
+        parser.add_argument("-s", action="store_true")
+        parser.add_argument("-N", action="store_true")
+        parser.add_argument("-d", "--data")
+        parser.add_argument("-X", "--request")
+        parser.add_argument("url")
+        answers = []
+        with Server(PROGRAM) as server:
+            for line in lines:
+                given = parser.parse_args(shlex.split(line)[1:])
+                host, _, path = given.url.partition("/")
+                self.assertEqual(host, "localhost:8080")
+                answers.append(server.ask(given.request or ("POST" if given.data else "GET"),
+                                          "/" + path, given.data))
+        self.assertEqual([status for status, _ in answers[:4]], [200, 200, 404, 200])
+        self.assertIn(answers[4][0], (200, 501))
+        self.assertIn("data: [DONE]\n\n", answers[1][1])
+        # The tokens themselves may depend on the C library's exp.
+        first = answers[0][1]
+        self.assertEqual(len(first.pop("tokens")), len(shown.pop("tokens")))
+        self.assertEqual(first, shown)
 
 
 class Checkpoints(unittest.TestCase):

@@ -119,17 +119,19 @@ ssize_t HttpConnection::read(char* data, size_t size) {
 
 ssize_t HttpConnection::write(const char* data, size_t size) {
   answered_ = true;
-  for (;;) {
+  // The library may go on behind a write that failed: then nothing is waited for any more.
+  while (patience_.count() > 0) {
     const ssize_t n = ::send(fd_, data, size, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n >= 0) return n;
     if (errno == EINTR) continue;
-    if (errno != EAGAIN && errno != EWOULDBLOCK) return -1;
+    if (errno != EAGAIN && errno != EWOULDBLOCK) break;
     // All waits for the client together, so that one who takes a byte now and then ends as well.
     const auto begin = Clock::now();
     Poll(POLLOUT, static_cast<int>(patience_.count()));
     patience_ -= std::chrono::duration_cast<milliseconds>(Clock::now() - begin) + milliseconds(1);
-    if (patience_.count() <= 0) return -1;
   }
+  patience_ = milliseconds(0);
+  return -1;
 }
 
 void HttpConnection::get_remote_ip_and_port(std::string& ip, int& port) const {
