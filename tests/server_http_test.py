@@ -103,6 +103,7 @@ class BadRequests(Running):
                 '{"prompt": [1], "max_tokens": true}': "max_tokens = true",
                 '{"prompt": [1], "max_tokens": 600}': "1 + 600 tokens; allowed: 600 together",
                 '{"prompt": [1], "stream": 1}': "stream = 1; allowed: true, false",
+                '{"prompt": [1], "logprobs": "yes"}': "logprobs = \"yes\"; allowed: true, false",
                 '{"prompt": [1], "salt": 1}': "salt = 1; allowed: a text",
                 '{"prompt": [1], "priority": 101}': "priority = 101; allowed: a whole number in 0..100",
                 '{"prompt": [1], "stop": [7, "x"]}': 'stop[1] = "x"',

@@ -80,9 +80,11 @@ class Server:
     def complete_by_stream(self, **fields):
         """As complete, put together from the events."""
         connection, news = self.stream(**fields)
-        answer = {"tokens": []}
+        answer = {"tokens": [], **({"logprobs": []} if fields.get("logprobs") else {})}
         for event in news:
-            answer["tokens"] += event.pop("tokens", [])
+            for name in ("tokens", "logprobs"):
+                if name in event:
+                    answer[name] += event.pop(name)
             answer.update(event)
         connection.close()
         return answer

@@ -174,14 +174,17 @@ bool AnswerFailure(const Job& job, const Job::Progress& end, Response& response)
 
 void AnswerWhole(Engine& engine, Job& job, Response& response) {
   std::vector<TokenId> tokens;
+  std::vector<float> logprobs;
   bool gone = false;
   for (;;) {
     const Job::Progress news = job.Wait(tokens.size(), kLook);
     tokens.insert(tokens.end(), news.tokens.begin(), news.tokens.end());
+    logprobs.insert(logprobs.end(), news.logprobs.begin(), news.logprobs.end());
     if (news.state != Job::State::kRunning) {
       if (AnswerFailure(job, news, response)) return;
       Json body = Ending(job, news.result);
       body["tokens"] = tokens;
+      if (job.request().logprobs) body["logprobs"] = logprobs;
       if (gone) HttpServer::Current().CloseAfterAnswer();
       Answer(response, body);
       return;
@@ -205,7 +208,11 @@ bool WriteStream(Engine& engine, Job& job, httplib::DataSink& sink) {
   for (;;) {
     const Job::Progress news = job.Wait(seen, kLook);
     seen += news.tokens.size();
-    if (alive && !news.tokens.empty()) alive = event({{"tokens", news.tokens}});
+    if (alive && !news.tokens.empty()) {
+      Json data = {{"tokens", news.tokens}};
+      if (job.request().logprobs) data["logprobs"] = news.logprobs;
+      alive = event(data);
+    }
     if (alive && HttpServer::Current().PeerClosed()) alive = false;
     if (news.state == Job::State::kRunning) {
       if (!alive) engine.Cancel(job.id());  // till it has ended: then nothing of it is left

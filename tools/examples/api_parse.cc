@@ -73,9 +73,9 @@ Status ReadField(const std::string& name, const Json& value, std::int64_t vocab,
     call.job.priority = static_cast<int>(priority);
     return Status::Ok();
   }
-  if (name == "stream") {
+  if (name == "stream" || name == "logprobs") {
     if (!value.is_boolean()) return Wrong(name, value, "true, false");
-    call.stream = value.get<bool>();
+    (name == "stream" ? call.stream : call.job.logprobs) = value.get<bool>();
     return Status::Ok();
   }
   if (name == "salt") {
@@ -84,7 +84,7 @@ Status ReadField(const std::string& name, const Json& value, std::int64_t vocab,
     return Status::Ok();
   }
   return InvalidArgument("unknown field " + Shown(name) +
-                         "; allowed: prompt, max_tokens, stream, stop, salt, priority");
+                         "; allowed: prompt, max_tokens, stream, stop, logprobs, salt, priority");
 }
 
 }  // namespace

@@ -13,18 +13,19 @@ Job::Progress Job::Wait(std::size_t seen, std::chrono::milliseconds longest) {
     return progress_.tokens.size() > seen || progress_.state != State::kRunning;
   });
   Progress news = {.state = progress_.state, .result = progress_.result, .error = progress_.error};
-  news.tokens.assign(progress_.tokens.begin() + static_cast<std::ptrdiff_t>(seen),
-                     progress_.tokens.end());
+  const auto first = static_cast<std::ptrdiff_t>(seen);
+  news.tokens.assign(progress_.tokens.begin() + first, progress_.tokens.end());
+  news.logprobs.assign(progress_.logprobs.begin() + first, progress_.logprobs.end());
   return news;
 }
 
-void Job::Put(const std::vector<TokenId>& tokens, State state, const RequestResult& result,
-              const std::string& error) {
+void Job::Put(const Progress& news) {
   const std::lock_guard lock(mutex_);
-  progress_.tokens.insert(progress_.tokens.end(), tokens.begin(), tokens.end());
-  progress_.state = state;
-  progress_.result = result;
-  progress_.error = error;
+  progress_.tokens.insert(progress_.tokens.end(), news.tokens.begin(), news.tokens.end());
+  progress_.logprobs.insert(progress_.logprobs.end(), news.logprobs.begin(), news.logprobs.end());
+  progress_.state = news.state;
+  progress_.result = news.result;
+  progress_.error = news.error;
   changed_.notify_all();
 }
 
@@ -66,10 +67,13 @@ Status Engine::Open() {
   Result<KVCache> cache = KVCache::Create(config);
   if (!cache.ok()) return cache.status();
   cache_ = std::make_unique<KVCache>(*std::move(cache));
-  executor_ = std::make_unique<LlamaExecutor>(model_, [this](std::uint64_t tag, TokenId token) {
-    const std::vector<TokenId>& stop = active_.at(tag).job->request().stop;
-    return std::find(stop.begin(), stop.end(), token) != stop.end();
-  });
+  executor_ = std::make_unique<LlamaExecutor>(
+      model_, [this](std::uint64_t tag, TokenId token, float logprob) {
+        Active& active = active_.at(tag);
+        active.news.logprobs.push_back(logprob);
+        const std::vector<TokenId>& stop = active.job->request().stop;
+        return std::find(stop.begin(), stop.end(), token) != stop.end();
+      });
   const SessionConfig limits = {.max_batch = config_.max_batch,
                                 .max_step_tokens = config_.max_step_tokens};
   Result<Session> session = Session::Create(*cache_, *executor_, limits, this);
@@ -197,7 +201,7 @@ Status Engine::Turn(std::vector<std::shared_ptr<Job>> added,
   for (const std::uint64_t job : cancelled) {
     const auto found = active_.find(job);
     // It may have ended in Add, or be named twice.
-    if (found == active_.end() || found->second.state != Job::State::kRunning) continue;
+    if (found == active_.end() || found->second.news.state != Job::State::kRunning) continue;
     const Status status = session_->Cancel(found->second.request);
     if (!status.ok()) return status;
   }
@@ -205,15 +209,15 @@ Status Engine::Turn(std::vector<std::shared_ptr<Job>> added,
 }
 
 void Engine::OnTokens(RequestId, std::uint64_t tag, int, std::span<const TokenId> tokens) {
-  Active& active = active_.at(tag);
-  active.tokens.insert(active.tokens.end(), tokens.begin(), tokens.end());
+  std::vector<TokenId>& news = active_.at(tag).news.tokens;
+  news.insert(news.end(), tokens.begin(), tokens.end());
   touched_.push_back(tag);
 }
 
 void Engine::OnDone(const RequestResult& result) {
-  Active& active = active_.at(result.tag);
-  active.state = Job::State::kEnded;
-  active.result = result;
+  Job::Progress& news = active_.at(result.tag).news;
+  news.state = Job::State::kEnded;
+  news.result = result;
   touched_.push_back(result.tag);
 }
 
@@ -225,17 +229,18 @@ void Engine::Publish() {
     stats_.waiting = session_->waiting();
     stats_.running = session_->running();
     for (const std::uint64_t tag : touched_) {
-      if (active_.at(tag).state != Job::State::kRunning) open_.erase(tag);
+      if (active_.at(tag).news.state != Job::State::kRunning) open_.erase(tag);
     }
     if (open_.empty()) idle_.notify_all();
   }
   for (const std::uint64_t tag : touched_) {
     const auto found = active_.find(tag);
     if (found == active_.end()) continue;  // touched twice, and ended
-    Active& active = found->second;
-    active.job->Put(active.tokens, active.state, active.result, {});
-    active.tokens.clear();
-    if (active.state != Job::State::kRunning) active_.erase(found);
+    Job::Progress& news = found->second.news;
+    found->second.job->Put(news);
+    news.tokens.clear();
+    news.logprobs.clear();
+    if (news.state != Job::State::kRunning) active_.erase(found);
   }
   touched_.clear();
 }
@@ -248,7 +253,7 @@ void Engine::Fail(const Status& status) {
     if (open_.empty()) idle_.notify_all();
   }
   for (const auto& [id, active] : active_) {
-    active.job->Put({}, Job::State::kFailed, {}, status.ToString());
+    active.job->Put({.state = Job::State::kFailed, .error = status.ToString()});
   }
   active_.clear();
   touched_.clear();

@@ -25,6 +25,7 @@ struct JobRequest {
   std::vector<TokenId> prompt;
   std::int64_t max_tokens = 16;
   std::vector<TokenId> stop;  // each ends the answer
+  bool logprobs = false;
   std::string salt;
   int priority = kDefaultPriority;
 };
@@ -36,6 +37,7 @@ class Job {
   struct Progress {
     State state = State::kRunning;
     std::vector<TokenId> tokens = {};  // beyond those seen before
+    std::vector<float> logprobs = {};  // of these tokens
     RequestResult result = {};         // kEnded
     std::string error = {};            // kFailed
   };
@@ -49,8 +51,7 @@ class Job {
 
  private:
   friend class Engine;
-  void Put(const std::vector<TokenId>& tokens, State state, const RequestResult& result,
-           const std::string& error);
+  void Put(const Progress& news);
 
   const std::uint64_t id_;
   const JobRequest request_;
@@ -104,10 +105,7 @@ class Engine final : private SessionObserver {
   struct Active {
     std::shared_ptr<Job> job;
     RequestId request = RequestId::kNone;
-    // What has happened since jobs were told last.
-    std::vector<TokenId> tokens;
-    Job::State state = Job::State::kRunning;
-    RequestResult result;
+    Job::Progress news = {};  // since the job was told last
   };
 
   Engine(const Llama& model, const EngineConfig& config, std::function<void()> on_failure);

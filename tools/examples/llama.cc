@@ -63,8 +63,8 @@ void Grow(std::vector<float>& buffer, std::int64_t size) {
 
 }  // namespace
 
-LlamaExecutor::LlamaExecutor(const Llama& model, std::function<bool(std::uint64_t, TokenId)> stops)
-    : model_(model), stops_(std::move(stops)) {}
+LlamaExecutor::LlamaExecutor(const Llama& model, Sampled sampled)
+    : model_(model), sampled_(std::move(sampled)) {}
 
 // The attention kernel: one query row and head at a time over the sequence's blocks. It finds its
 // way as any kernel does, by the arrays of StepView and the strides of LayerView.
@@ -113,14 +113,18 @@ void LlamaExecutor::Attend(const ExecutorStep& step, const LayerView& view) {
 }
 
 // Greedy; of equal logits the lowest token.
-TokenId LlamaExecutor::Sample(std::int64_t row) {
+TokenId LlamaExecutor::Sample(std::int64_t row, float& logprob) {
   const LlamaShape& shape = model_.shape;
   Normalise(hidden_.data() + row * shape.hidden, model_.norm, shape.norm_eps, normed_.data());
   Grow(logits_, shape.vocab);
   Multiply(model_.head.empty() ? model_.embedding : model_.head, normed_, 1, shape.vocab,
            shape.hidden, logits_);
-  return static_cast<TokenId>(std::max_element(logits_.begin(), logits_.begin() + shape.vocab) -
-                              logits_.begin());
+  const auto end = logits_.begin() + shape.vocab;
+  const auto best = std::max_element(logits_.begin(), end);
+  float total = 0;
+  for (auto logit = logits_.begin(); logit != end; ++logit) total += std::exp(*logit - *best);
+  logprob = -std::log(total);
+  return static_cast<TokenId>(best - logits_.begin());
 }
 
 Status LlamaExecutor::Run(const ExecutorStep& step, ExecutorOutput& output) {
@@ -171,8 +175,9 @@ Status LlamaExecutor::Run(const ExecutorStep& step, ExecutorOutput& output) {
   for (std::size_t i = 0; i < step.items.size(); ++i) {
     const ExecutorItem& item = step.items[i];
     if (!item.samples) continue;  // in a prompt's middle
-    output.next[i] = Sample(item.first_row + item.count - 1);
-    output.stop[i] = stops_(item.tag, output.next[i]) ? 1 : 0;
+    float logprob = 0;
+    output.next[i] = Sample(item.first_row + item.count - 1, logprob);
+    output.stop[i] = sampled_(item.tag, output.next[i], logprob) ? 1 : 0;
   }
   output.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return Status::Ok();

@@ -61,17 +61,19 @@ Llama TinyLlama(std::uint64_t seed);
 // cached or computed again after a preemption.
 class LlamaExecutor final : public Executor {
  public:
-  // stops: whether this token ends the request with that tag. `model` must outlive it.
-  LlamaExecutor(const Llama& model, std::function<bool(std::uint64_t tag, TokenId token)> stops);
+  // Told of each token; answers whether it ends the request with that tag.
+  using Sampled = std::function<bool(std::uint64_t tag, TokenId token, float logprob)>;
+  // model: must outlive it.
+  LlamaExecutor(const Llama& model, Sampled sampled);
 
   Status Run(const ExecutorStep& step, ExecutorOutput& output) override;
 
  private:
   void Attend(const ExecutorStep& step, const LayerView& view);
-  TokenId Sample(std::int64_t row);
+  TokenId Sample(std::int64_t row, float& logprob);
 
   const Llama& model_;
-  std::function<bool(std::uint64_t, TokenId)> stops_;
+  Sampled sampled_;
   // [rows, ...], grown to the largest step.
   std::vector<float> hidden_, normed_, q_, k_, v_, attended_, gate_, up_;
   std::vector<float> scores_;  // of one row and head
