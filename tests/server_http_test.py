@@ -112,6 +112,16 @@ class BadRequests(Running):
             self.expect(400, words, "POST", "/v1/completions", body.encode("latin-1"))
         self.expect(400, "600 + 16 tokens", "POST", "/v1/completions", {"prompt": [1] * 600})
 
+    def test_headers_that_change_nothing(self):
+        """What an answer is made into is the library's affair; it must be one."""
+        for headers in ({"Range": "bytes=0-1"}, {"Range": "bytes=9999999-"}, {"Range": "bytes=-5"},
+                        {"Range": "bytes=0-0,5-6,3-99999999999"}, {"Expect": "100-continue"},
+                        {"Accept": "image/png"}, {"Connection": "upgrade", "Upgrade": "h2c"}):
+            with self.subTest(headers):
+                status, answer = self.server.ask("GET", "/healthz", **headers)
+                self.assertEqual((status, answer["status"]), (200, "ok"))
+        self.expect(416, "not served", "GET", "/healthz", Range="bytes=x")
+
     def test_sizes(self):
         self.expect(413, "allowed: 3000 bytes", "POST", "/v1/completions", b" " * 3001)
         self.expect(413, "allowed: 3000 bytes", "POST", "/v1/completions", b" " * 3_000_000)

@@ -34,13 +34,12 @@ Engine::Engine(const Llama& model, const EngineConfig& config, std::function<voi
 
 Result<std::unique_ptr<Engine>> Engine::Create(const Llama& model, EngineConfig config,
                                                std::function<void()> on_failure) {
-  if (config.max_length == 0) {
-    config.max_length = std::clamp<std::int64_t>(model.shape.max_length, 1, 4096);
-  }
-  if (config.max_length > model.shape.max_length && model.shape.max_length > 0) {
+  constexpr std::int64_t kDefault = 4096;
+  const std::int64_t most = model.shape.max_length;  // 0: the caller's choice
+  if (config.max_length == 0) config.max_length = most > 0 ? std::min(most, kDefault) : kDefault;
+  if (most > 0 && config.max_length > most) {
     return InvalidArgument("max_length = " + std::to_string(config.max_length) +
-                           "; allowed: up to the model's " +
-                           std::to_string(model.shape.max_length));
+                           "; allowed: up to the model's " + std::to_string(most));
   }
   std::unique_ptr<Engine> engine(new Engine(model, config, std::move(on_failure)));
   const Status opened = engine->Open();

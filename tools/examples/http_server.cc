@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <nlohmann/json.hpp>
+#include <system_error>
 #include <type_traits>
 
 namespace lariat::examples {
@@ -259,8 +260,14 @@ int HttpServer::Bind(const std::string& host, int port) {
 }
 
 bool HttpServer::Serve() {
-  for (int i = 0; i < limits_.max_connections; ++i) workers_.emplace_back([this] { Work(); });
-  const bool served = listen_after_bind();
+  try {
+    while (std::ssize(workers_) < limits_.max_connections) {
+      workers_.emplace_back([this] { Work(); });
+    }
+  } catch (const std::system_error&) {  // so many threads may not be; fewer serve as well
+  }
+  capacity_ = static_cast<int>(workers_.size());
+  const bool served = capacity_ > 0 && listen_after_bind();
   ended_ = true;
   {
     const std::lock_guard lock(mutex_);
@@ -286,7 +293,7 @@ void HttpServer::Error(httplib::Response& response, int status, const std::strin
 }
 
 bool HttpServer::process_and_close_socket(socket_t fd) {
-  if (connections_ >= limits_.max_connections || stopping_) {
+  if (connections_ >= capacity_ || stopping_) {
     ++refused_;
     const std::string answer =
         RawAnswer("503 Service Unavailable",
@@ -349,16 +356,18 @@ void HttpServer::ServeConnection(int fd) {
 
 // The arguments of Server::process_request have changed over the library's versions.
 bool HttpServer::ProcessRequest(HttpConnection& connection, bool& closed) {
+  // All of an answer is sent always: some versions take a range past its end for an error.
+  const auto no_ranges = [](httplib::Request& request) { request.ranges.clear(); };
   const auto process = [&](auto& self) {
-    if constexpr (requires { self.process_request(connection, false, closed, nullptr); }) {
-      return self.process_request(connection, stopping_, closed, nullptr);
+    if constexpr (requires { self.process_request(connection, false, closed, no_ranges); }) {
+      return self.process_request(connection, stopping_, closed, no_ranges);
     } else {
       std::string remote, local;
       int remote_port = 0, local_port = 0;
       connection.get_remote_ip_and_port(remote, remote_port);
       connection.get_local_ip_and_port(local, local_port);
       return self.process_request(connection, remote, remote_port, local, local_port, stopping_,
-                                  closed, nullptr);
+                                  closed, no_ranges);
     }
   };
   return process(*this);

@@ -119,6 +119,7 @@ class HttpServer : public httplib::Server {
   int stop_event_[2] = {-1, -1};  // a pipe, closed to wake all connections that wait
   std::atomic<bool> stopping_ = false;
   std::atomic<bool> ended_ = false;  // nobody listens any more
+  int capacity_ = 0;  // connections that there are threads for; set before the first is accepted
   std::atomic<int> connections_ = 0;
   std::atomic<std::int64_t> refused_ = 0;
   std::mutex mutex_;
