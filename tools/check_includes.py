@@ -23,12 +23,15 @@ LIBRARIES = {
     "spdlog": {"tools"},
     "fmt": {"tools"},
     "benchmark": {"tools"},
+    "httplib.h": {"tools"},
+    "prometheus": {"tools"},
     "cblas.h": {"backend", "tools"},
     "xxhash.h": {"blocks"},
     "cuda": {"backend", "tools"},  # cuda*, cublas*, cooperative_groups, cub, nvtx3
 }
 CUDA = re.compile(r"^(cuda|cublas|cooperative_groups|cub/|nvtx3/|driver_types|vector_types|mma|curand)")
-SYSTEM = re.compile(r"^(unistd\.h|fcntl\.h|immintrin\.h|sys/\w+\.h)$")  # POSIX and intrinsics
+# POSIX and intrinsics.
+SYSTEM = re.compile(r"^(unistd\.h|fcntl\.h|poll\.h|immintrin\.h|(sys|arpa|netinet)/\w+\.h)$")
 STANDARD = frozenset(
     """algorithm any array atomic barrier bit bitset cassert cctype cerrno cfenv cfloat charconv
     chrono cinttypes climits clocale cmath compare complex concepts condition_variable coroutine

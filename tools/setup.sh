@@ -20,10 +20,12 @@ needs=(
   "header  cblas.h                               libopenblas-dev"
   "header  benchmark/benchmark.h                 libbenchmark-dev"
 )
-# What single tests need, which skip without it: no reason to fail where it cannot be installed.
-wants=(
+# What it does without: tiny_server and its metrics, and what single tests need, which skip else.
+wishes=(
   "command pkg-config                            pkg-config"
   "numpy   1.23                                  python3-numpy"
+  "header  httplib.h                             libcpp-httplib-dev"
+  "header  prometheus/metric_family.h            prometheus-cpp-dev"
 )
 
 have_header() {
@@ -55,7 +57,7 @@ have_numpy() {
   return 1
 }
 
-# missing LINE...: prints the packages of those lines that are missing, one a line.
+# Prints the packages of a list that are missing, one a line.
 missing() {
   local need kind what package
   for need in "$@"; do
@@ -68,40 +70,44 @@ missing() {
   done
 }
 
-read -r -d "" -a packages <<<"$(missing "${needs[@]}")" || true
-read -r -d "" -a wanted <<<"$(missing "${wants[@]}")" || true
-if ((${#packages[@]} + ${#wanted[@]} == 0)); then
-  exit 0
-fi
-if ((${#packages[@]} == 0)); then
-  # As much as can be had here without asking anybody, and without a long wait for no network.
-  if ! { ((EUID == 0)) && command -v apt-get >/dev/null &&
-    apt-get -o Acquire::Retries=0 -o Acquire::http::Timeout=5 update -q >&2 &&
-    DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends \
-      "${wanted[@]}" >&2; }; then
-    echo "setup: without ${wanted[*]} some tests are skipped" >&2
+# Prints why nothing can be installed, or nothing.
+obstacle() {
+  if ! command -v apt-get >/dev/null; then
+    echo "(Debian's names), and there is no apt-get to install them"
+  elif ((EUID != 0)) && ! command -v sudo >/dev/null; then
+    echo "(run as root, or install sudo)"
   fi
-  exit 0
-fi
-packages+=("${wanted[@]}")
-if ! command -v apt-get >/dev/null; then
-  echo "setup: missing ${packages[*]} (Debian's names), and there is no apt-get to install them" >&2
-  exit 1
-fi
-sudo=()
-if ((EUID != 0)); then
-  if ! command -v sudo >/dev/null; then
-    echo "setup: missing ${packages[*]}; run as root, or install sudo" >&2
-    exit 1
+}
+
+install() {
+  local sudo=()
+  if ((EUID != 0)); then
+    sudo=(sudo)
   fi
-  sudo=(sudo)
-fi
-echo "setup: installing ${packages[*]}" >&2
-"${sudo[@]}" apt-get update -q >&2
-"${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends \
-  "${packages[@]}" >&2
+  echo "setup: installing $*" >&2
+  "${sudo[@]}" apt-get update -q -o Acquire::Retries=1 -o Acquire::http::Timeout=20 >&2 || true
+  "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends \
+    "$@" >&2
+}
+
 read -r -d "" -a packages <<<"$(missing "${needs[@]}")" || true
 if ((${#packages[@]} > 0)); then
-  echo "setup: installed, and still not found: ${packages[*]}" >&2
-  exit 1
+  why=$(obstacle)
+  if [[ -n $why ]]; then
+    echo "setup: missing ${packages[*]} $why" >&2
+    exit 1
+  fi
+  install "${packages[@]}"
+  read -r -d "" -a packages <<<"$(missing "${needs[@]}")" || true
+  if ((${#packages[@]} > 0)); then
+    echo "setup: installed, and still not found: ${packages[*]}" >&2
+    exit 1
+  fi
+fi
+
+read -r -d "" -a packages <<<"$(missing "${wishes[@]}")" || true
+if ((${#packages[@]} > 0)); then
+  if [[ -n $(obstacle) ]] || ! install "${packages[@]}"; then
+    echo "setup: without ${packages[*]} something is not built, or not tested; both are told" >&2
+  fi
 fi
