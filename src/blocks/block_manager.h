@@ -298,7 +298,7 @@ class BlockManager {
   Status CheckLength(const Sequence& sequence, std::int64_t length) const;
   void SlideOut(Sequence& sequence);
   void AttachSides(Sequence& sequence, std::size_t n, BlockId owner);
-  void DropSides(BlockId owner);
+  std::int64_t DropSides(BlockId owner);
   bool HasSides(BlockId owner) const;
   template <class F>
   void ForEachInWindow(std::int32_t last, std::int64_t blocks, F f) const;

@@ -250,14 +250,17 @@ void BlockManager::AttachSides(Sequence& sequence, std::size_t n, BlockId owner)
   }
 }
 
-// The blocks beside one that leaves the index leave it with it.
-void BlockManager::DropSides(BlockId owner) {
+// The blocks beside one that leaves the index leave it with it. Returns how many.
+std::int64_t BlockManager::DropSides(BlockId owner) {
+  std::int64_t count = 0;
   for (std::size_t side = 0; side < sides_.count(); ++side) {
     const BlockId page = sides_.page(owner, side);
     if (page == kNoBlock) continue;
     sides_.Detach(page);
     DropCached(page);
+    ++count;
   }
+  return count;
 }
 
 bool BlockManager::HasSides(BlockId owner) const {
