@@ -171,8 +171,8 @@ Status BlockManager::CheckRoom(const PlannedStep& step, PlanFailure* failure) co
   const std::int64_t available = pool_.count(BlockState::kFree) + pool_.count(BlockState::kIdle);
   if (needed <= available) return {};
   const auto too_big = std::find_if(step.rows.begin(), step.rows.end(), [&](const StepRows& rows) {
-    const std::int64_t settled = std::max(rows.hit, sequences_.Find(rows.sequence)->settled);
-    return BlocksOfAll(settled, rows.start + rows.count, 0) > pool_.total();
+    // As it is once the steps before have ended: windows have gone on till then.
+    return BlocksOfAll(rows.start, rows.start + rows.count, 0) > pool_.total();
   });
   if (failure != nullptr) {
     failure->needed = needed;
