@@ -242,6 +242,7 @@ void BlockManager::AttachSides(Sequence& sequence, std::size_t n, BlockId owner)
     if (pool_.references(mine) > 1) continue;
     if (pool_.state(cached) == BlockState::kIdle) idle_.Remove(cached);
     pool_.Claim(cached);
+    pool_.NotePeak();  // a live step may still name the copy
     const BlockId copy = mine;
     mine = cached;
     sequence.first_dirty = std::min(sequence.first_dirty, static_cast<std::int64_t>(n));
