@@ -163,6 +163,11 @@ void BlockManager::Unshare(PlannedStep& step) {
     step.releases.push_back({tail, step.items[i].sequence});
     step.undo.push_back({UndoEntry::kPin, tail});
   }
+  // Those of hits came before: SideCopiesOf looks for an item's.
+  std::sort(step.side_copies.begin(), step.side_copies.end(),
+            [](const SideCopy& a, const SideCopy& b) {
+              return a.item != b.item ? a.item < b.item : a.side < b.side;
+            });
 }
 
 Status BlockManager::CheckRoom(const PlannedStep& step, PlanFailure* failure) const {
