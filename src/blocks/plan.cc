@@ -235,7 +235,8 @@ void BlockManager::Reserve(PlannedStep& step) {
   step.victims.reserve(needed);
   step.copies.reserve(step.rows.size() * static_cast<std::size_t>(GroupCount()));
   step.side_tails.assign(step.rows.size() * sides_.count(), kNoBlock);
-  if (config_.track_writes) step.written.reserve(step.rows.size() + needed);
+  const std::size_t tails = step.rows.size() * static_cast<std::size_t>(GroupCount());
+  if (config_.track_writes) step.written.reserve(tails + needed);
   // Nothing below fails: a table has room for a sequence's greatest length.
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
     const StepRows& rows = step.rows[i];
