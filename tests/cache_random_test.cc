@@ -18,7 +18,10 @@ constexpr std::int64_t kCallsPerRun = 500;
 std::string Name(const std::vector<reference::ModelSide>& sides) {
   std::string name;
   for (const reference::ModelSide& side : sides) {
-    name.append(side.chunked ? ", chunks of " : ", window ").append(std::to_string(side.window));
+    name.append(side.window == 0 ? ", MLA "
+                : side.chunked   ? ", chunks of "
+                                 : ", window ")
+        .append(std::to_string(side.window));
   }
   return name;
 }
@@ -94,6 +97,7 @@ TEST_CASE("Random calls answer as the model does with windows", "[cache]") {
         {{false, std::max<std::int64_t>(1, size - 1)}, {false, 2 * size}},
         {{true, 2 * size}, {false, size + 2}},
         {{false, size + 1}, {false, size + 1}},
+        {{false, 0}, {false, 2}},
     };
     for (const std::int64_t blocks : {9, 26, 64}) {
       for (const auto& sides : windows) {

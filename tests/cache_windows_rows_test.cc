@@ -7,6 +7,7 @@
 #include <random>
 
 #include "backend/backend.h"
+#include "support/count_new.h"
 #include "support/window_cache.h"
 
 namespace lariat {
@@ -277,6 +278,33 @@ TEST_CASE("A fault in one group's block takes the text out of all of them", "[ca
   const Stats stats = c->GetStats();
   CHECK(stats.free_blocks + stats.idle_blocks == 16);
   CHECK(stats.idle_blocks == 6);
+}
+
+TEST_CASE("A Commit without memory changes nothing, however many blocks it wrote", "[cache]") {
+  for (const int sequences : {1, 3, 8}) {
+    CacheConfig config = OnCpu(4, 300, {{4}, {6}, {3, LayerKind::kChunked}});
+    config.max_sequences = sequences;  // by which a cache's first memory is measured
+    WindowCache c(config);
+    std::vector<StepItem> items;
+    for (int s = 0; s < sequences; ++s) items.push_back({c.Open({}), 1, 0, {}});
+    for (const StepItem& item : items) c.Feed(item.sequence, 1);
+    for (StepItem& item : items) item.num_tokens = 9;  // in a block that there is, and two more
+    Step step = *c->Plan(items);
+    CaseCache::Must(c->Prepare(step, {}));
+    const std::string before = c->Snapshot();
+    Status committed;
+    for (std::int64_t allowed = 0; allowed < 20; ++allowed) {
+      {
+        const testing::FailNewAfter failing(allowed);
+        committed = c->Commit(step, {}, {});
+      }
+      if (committed.ok()) break;
+      CHECK(committed.message() == "out of memory");
+      REQUIRE(c->Snapshot() == before);
+    }
+    CaseCache::Must(committed);
+    for (const StepItem& item : items) CHECK(c.Settled(item.sequence) == 10);
+  }
 }
 
 }  // namespace

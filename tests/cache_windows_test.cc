@@ -93,6 +93,49 @@ TEST_CASE("A hit whose window is gone is shortened, and computing fills the hole
   CHECK(c.Match(CaseCache::Range(0, 13)) == 12);
 }
 
+TEST_CASE("A hit that ends inside of a block wants its window too", "[cache]") {
+  CacheConfig config = WindowConfig(4, 11, {kFour});
+  config.reuse = Reuse::kToken;
+  WindowCache c(config);
+  const std::vector<TokenId> text = CaseCache::Range(0, 11);
+  CaseCache::Must(c->Close(c.Start(text)));
+  CHECK(c->GetStats().idle_blocks == 6);
+  CHECK(c.Match(text) == 10);
+  // The window's block 0 goes first, which is not wanted; then 1 and 2.
+  const SequenceId other = c.Open({});
+  Step step = c.Prepared(other, 12);
+  CHECK(c->GetStats().evicted_blocks == 1);
+  CHECK(c.Match(text) == 10);
+  CaseCache::Must(c->Discard(step, {}));
+  step = c.Prepared(other, 13);
+  CHECK(c->GetStats().evicted_blocks == 3);
+  CHECK(c->GetStats().indexed_blocks == 3);
+  CHECK(c.Match(text) == 0);
+}
+
+TEST_CASE("A pin holds the window at its prefix's end", "[cache]") {
+  CacheConfig config = WindowConfig(4, 12, {kFour});
+  config.max_pinned_blocks = 4;
+  WindowCache c(config);
+  const std::vector<TokenId> text = CaseCache::Range(0, 17);
+  CaseCache::Must(c->Close(c.Start(text)));
+  CHECK(c->Pin(CaseCache::Range(0, 16)).code() == Code::kResourceExhausted);  // 4 and 1
+  CaseCache::Must(c->Pin(CaseCache::Range(0, 12)));
+  CHECK(c->GetStats().pinned_blocks == 4);
+  CHECK(c->GetStats().idle_blocks == 4);
+  // All that is not pinned goes: 4 free blocks, and the 4 idle ones.
+  const SequenceId other = c.Open({});
+  Step step = c.Prepared(other, 16);
+  CHECK(c->GetStats().evicted_blocks == 4);
+  CHECK(c.Match(text) == 12);
+  CHECK(c->Pin(CaseCache::Range(0, 8)).code() == Code::kInvalidArgument);  // its window is gone
+  CaseCache::Must(c->Discard(step, {}));
+  CHECK(*c->Remove(text) == 0);
+  CHECK(*c->Remove(CaseCache::Range(0, 12)) == 2);  // of the full layer and of the window
+  CHECK(c->GetStats().pinned_blocks == 0);
+  CHECK(c->GetStats().idle_blocks == 2);
+}
+
 TEST_CASE("Windows of two sizes slide each by itself", "[cache]") {
   WindowCache c(4, 20, {{2}, {9}});
   const std::vector<TokenId> text = CaseCache::Range(0, 17);
@@ -240,6 +283,19 @@ TEST_CASE("A window slides with the step that is committed, not with those behin
       CHECK(c.Held(a) == 4 + 2);
     }
   }
+}
+
+TEST_CASE("What would fit once the steps before have ended may be tried again", "[cache]") {
+  WindowCache c(1, 9, {{2}});
+  const SequenceId a = c.Open({});
+  c.Feed(a, 3);
+  Step step = c.Prepared(a, 1);
+  // 6 tokens are 6 blocks and, read from token 3 on, 3; but tokens 2 and 3 are held still.
+  CHECK(c.Held(a) == 4 + 2);
+  CHECK(c.Plan(a, 2).status().code() == Code::kResourceExhausted);
+  CHECK(c.Plan(a, 3).status().code() == Code::kNeverFits);  // 7 and 4
+  CaseCache::Must(c->Commit(step, {}, {}));
+  CHECK(c.Plan(a, 2).ok());
 }
 
 TEST_CASE("An item that copies its tail and one whose hit is copied, in one step", "[cache]") {

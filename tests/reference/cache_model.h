@@ -29,11 +29,11 @@ namespace lariat::reference {
 // Bind() replaces them with what the cache took, after checking that those blocks were there to
 // take.
 //
-// A side is a group of layers besides the first one, with a window. Its table has -1 where a block
+// A side is a group of layers besides the first one, with a window mostly. Its table has -1 where a block
 // was given back. A cached text has a block of the first group, and of each side one or none.
 struct ModelSide {
   bool chunked = false;
-  std::int64_t window = 1;
+  std::int64_t window = 1;  // 0: none, it keeps all tokens
 };
 
 struct ModelConfig {

@@ -10,6 +10,7 @@ namespace {
 
 // Whether a row reads a token before it.
 bool Reads(const ModelSide& side, std::int64_t row, std::int64_t token) {
+  if (side.window == 0) return true;
   if (side.chunked) return row / side.window == token / side.window;
   return row - token < side.window;
 }

@@ -23,7 +23,7 @@ struct Setting {
   int sequences = 10;                    // open at once
   std::int64_t blocks_of_sequence = 10;  // the most
   EvictionPolicy eviction = EvictionPolicy::kLru;
-  std::vector<reference::ModelSide> sides = {};  // groups with windows, besides full attention
+  std::vector<reference::ModelSide> sides = {};  // groups besides full attention; no window: of MLA
 };
 
 // Random calls on a CachePair, each with what the model says it may answer. No call is REQUIREd to
@@ -75,6 +75,10 @@ class RandomCalls {
       LayerSpec& layer = config.layers.emplace_back(config.layers[0]);
       layer.kind = side.chunked ? LayerKind::kChunked : LayerKind::kSliding;
       layer.window = static_cast<int>(side.window);
+      if (side.window > 0) continue;
+      layer.kind = LayerKind::kMla;
+      layer.k_dim = 4;
+      layer.v_dim = 0;
     }
     config.backend = BackendKind::kNull;
     config.memory.num_blocks = setting.blocks;
