@@ -59,6 +59,7 @@ TEST_CASE("Random calls that run out of memory at each place change nothing", "[
           const EvictionPolicy eviction =
               run % 3 != 0 ? EvictionPolicy::kLru : EvictionPolicy::kPriority;
           Setting setting{block_size, 100, steps, reuse, host, 2, 40, eviction};
+          if (run >= 15) setting.backend = BackendKind::kCpu;
           if (run >= 12) setting.sides = {{false, block_size + 1}, {true, 2 * block_size - 1}};
           testing::RandomCalls calls(setting, seed);
           calls.SetAttempts([&](const std::function<Status()>& call, const KVCache& cache) {

@@ -23,6 +23,7 @@ struct Setting {
   int sequences = 10;                    // open at once
   std::int64_t blocks_of_sequence = 10;  // the most
   EvictionPolicy eviction = EvictionPolicy::kLru;
+  BackendKind backend = BackendKind::kNull;
   std::vector<reference::ModelSide> sides = {};  // groups besides full attention; no window: of MLA
 };
 
@@ -80,7 +81,7 @@ class RandomCalls {
       layer.k_dim = 4;
       layer.v_dim = 0;
     }
-    config.backend = BackendKind::kNull;
+    config.backend = setting.backend;
     config.memory.num_blocks = setting.blocks;
     config.block_size = static_cast<int>(setting.block_size);
     config.reuse = setting.reuse;
