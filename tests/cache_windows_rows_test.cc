@@ -137,6 +137,13 @@ TEST_CASE("A hit that ends inside of a block has its rows in every group", "[cac
         rows.Open(CaseCache::Join(CaseCache::Range(0, same), CaseCache::Range(90, 2)));
     Step step = rows.Run({{b, 20, 0, {}}}, a);
     CHECK(step.rows()[0].hit == same);
+    for (const int layer : {0, 1, 2}) {  // what its whole blocks have is there before the Commit
+      const std::int64_t first = *rows->FirstRow(b, layer), whole = same / 4 * 4;
+      if (first >= whole) continue;
+      std::vector<float> v(static_cast<std::size_t>(2 * (whole - first)));
+      CaseCache::Must(rows->ReadRows(b, layer, first, whole - first, nullptr, v.data()));
+      CHECK(v[0] == rows.of(a)[static_cast<std::size_t>(first)]);
+    }
     rows.Keep(std::move(step));
     rows.Check(b);
     CaseCache::Must(rows->Close(b));
