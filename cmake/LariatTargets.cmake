@@ -22,3 +22,13 @@ function(lariat_target name)
     target_link_options(${name} PUBLIC -fsanitize=${LARIAT_SANITIZE})
   endif()
 endfunction()
+
+# lariat_compile_quickly(NAME): for a program whose time goes into the libraries that it calls. To
+# optimise its own code would cost more, above all with what a sanitizer adds, than it gains.
+function(lariat_compile_quickly name)
+  set(level $<$<CONFIG:Release>:-O1>)
+  if(LARIAT_SANITIZE)
+    set(level -O0)
+  endif()
+  target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${level}>)
+endfunction()

@@ -142,10 +142,12 @@ TEST_CASE("Create names the field of an MLA layer that is out of range", "[mla]"
        }},
       {"order", no, [](CacheConfig& c) { c.order = Order::kHND; }},
       {"layout", no, [](CacheConfig& c) { c.layout = Layout::kLayerMajor; }},
-      {"layers[1].kind full beside layers[0].kind mla", no,
-       [](CacheConfig& c) { c.layers[1] = {.kv_heads = 1, .k_dim = 8, .v_dim = 8}; }},
-      {"layers[2].kind mla beside layers[0].kind full", no,
-       [](CacheConfig& c) { c.layers[0] = c.layers[1] = {.kv_heads = 1, .k_dim = 8, .v_dim = 8}; }},
+      {"layout layer_major with layers of several kinds", no,
+       [](CacheConfig& c) {
+         c.layers[1] = {.kv_heads = 1, .k_dim = 8, .v_dim = 8};
+         c.layout = Layout::kLayerMajor;
+         c.block_size = static_cast<int>(c.max_tokens_per_sequence);
+       }},
       {"layers[1].kind", no, [](CacheConfig& c) { c.layers[1].kind = LayerKind::kLinear; }},
   };
   for (const Refusal& refusal : refusals) {
@@ -189,7 +191,7 @@ TEST_CASE("A call for another kind of layer says which to use", "[mla]") {
 
     KVCache full = Make(CaseCache::Config(4, 8, backend));
     const Step other = Prepared(full, *full.Open(Tokens(0, 3)), 3);
-    const std::string use = "layer 0 is of full attention: use Append or MlaCompress";
+    const std::string use = "layer 0 has keys and values: use Append or MlaCompress";
     CheckSays(full.MlaAppend(other, 0, {}, {}), use);
     CheckSays(full.MlaExpand(other, 0, {}, {}), use);
     CheckSays(full.Warmup(0, MlaAppendInputs{}, {}), use);

@@ -328,8 +328,16 @@ TEST_CASE("models that cannot be costed") {
   CHECK(refusal([](Model& m) { m.layers[3].v_dim = 0; }) ==
         "InvalidArgument: model: layers[].v_dim is 0; allowed: >= 1");
   CHECK(refusal([](Model& m) { m.layers[3].kind = lariat::LayerKind::kSliding; }) ==
-        "Unsupported: model: layers[3] is sliding; allowed: full attention and MLA, other kinds "
-        "are not built in this version");
+        "InvalidArgument: model: layers[].window is 0; allowed: >= 1 of a layer with a window");
+  CHECK(refusal([](Model& m) {
+          for (int i = 0; i < 5; ++i) {
+            m.layers[static_cast<std::size_t>(i)].kind = lariat::LayerKind::kSliding;
+            m.layers[static_cast<std::size_t>(i)].window = 10 + i;
+          }
+        }) == "Unsupported: model: layers[].window: the layers have more than 4 different windows");
+  CHECK(refusal([](Model& m) { m.layers[3].kind = lariat::LayerKind::kLinear; }) ==
+        "Unsupported: model: layers[3] is linear; allowed: full, sliding, chunked and mla, others "
+        "are not built");
   CHECK(refusal([](Model& m) { m.layers[3].kind = lariat::LayerKind::kMla; }) ==
         "InvalidArgument: model: mla.kv_lora_rank is 0; allowed: >= 1");
   const auto latent_refusal = [&](auto spoil) {

@@ -26,7 +26,7 @@ constexpr std::int64_t kPages = 700;
 BlockLayout MakeLayout(Layout layout) {
   const std::vector<LayerSpec> layers = {{.kv_heads = 2, .k_dim = 4, .v_dim = 6},
                                          {.kv_heads = 1, .k_dim = 8, .v_dim = 2},
-                                         {.kind = LayerKind::kMla, .kv_heads = 1, .k_dim = 5}};
+                                         {.kv_heads = 1, .k_dim = 5}};
   return {layers, DType::kBF16, 3, layout, kBlocks};
 }
 

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "lariat/kv_cache.h"
+
 namespace lariat::tools {
 
 bool IsMla(const ModelConfig& model) { return model.mla.kv_lora_rank > 0; }
@@ -31,6 +33,26 @@ Result<RopeRows> MakeRopeRows(const ModelConfig& model, const RopeSpec& spec,
   return rows;
 }
 
+namespace {
+
+// A cache of the model without memory, which knows how many blocks a sequence takes. None of a
+// model with layers that no cache stores.
+Result<KVCache> MakeRuler(const ModelConfig& model, const InspectQuery& query, int block_size,
+                          std::int64_t longest) {
+  CacheConfig config;
+  config.layers = model.layers;
+  config.ropes = model.ropes;
+  config.dtype = query.dtype;
+  config.backend = BackendKind::kNull;
+  config.memory.unlimited = true;
+  config.block_size = block_size;
+  config.max_sequences = 1;
+  config.max_tokens_per_sequence = std::max<std::int64_t>(longest, 1);
+  return KVCache::Create(config);
+}
+
+}  // namespace
+
 MemoryFit FitMemory(const ModelConfig& model, const InspectQuery& query) {
   MemoryFit fit;
   const std::int64_t bytes_per_token = KvBytesPerToken(model, query.dtype);
@@ -44,10 +66,16 @@ MemoryFit FitMemory(const ModelConfig& model, const InspectQuery& query) {
     fit.lengths.push_back(most);
   }
   if (bytes_per_token == 0 || !query.memory) return fit;
+  const std::int64_t longest = *std::max_element(fit.lengths.begin(), fit.lengths.end());
+  const Result<KVCache> ruler = MakeRuler(model, query, fit.block_size, longest);
+  fit.counts_windows = ruler.ok();
+  if (ruler.ok()) fit.bytes_per_block = ruler->footprint().bytes_per_block;
   fit.blocks = *query.memory / fit.bytes_per_block;
   fit.tokens = *query.memory / bytes_per_token;
   for (const std::int64_t length : fit.lengths) {
-    fit.sequences.push_back(fit.blocks / ((length + fit.block_size - 1) / fit.block_size));
+    const std::int64_t blocks = ruler.ok() ? ruler->BlocksFor(length, length)
+                                           : (length + fit.block_size - 1) / fit.block_size;
+    fit.sequences.push_back(fit.blocks / std::max<std::int64_t>(1, blocks));
   }
   return fit;
 }

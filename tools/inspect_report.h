@@ -29,13 +29,15 @@ struct RopeRows {
   std::vector<float> cos, sin;  // [positions, pairs]
 };
 
-// What a memory of some size holds. Windows are not counted.
+// What a memory of some size holds.
 struct MemoryFit {
   int block_size = 0;
-  std::int64_t bytes_per_block = 0;
+  std::int64_t bytes_per_block = 0;  // a cache's: of the layers of one group
   std::int64_t blocks = 0;
-  std::int64_t tokens = 0;
-  std::vector<std::int64_t> lengths, sequences;  // how many of that length at once
+  std::int64_t tokens = 0;  // windows not counted
+  // How many of that length at once, at rest, windows counted where that is known.
+  std::vector<std::int64_t> lengths, sequences;
+  bool counts_windows = false;
 };
 
 bool IsMla(const ModelConfig& model);

@@ -116,7 +116,10 @@ std::string MemoryTable(const ModelConfig& model, const InspectQuery& query) {
     text += Format("%12lld %12lld\n", static_cast<long long>(fit.lengths[i]),
                    static_cast<long long>(fit.sequences[i]));
   }
-  if (model.sliding_window > 0) text += "Windows are not counted: sliding layers may need less.\n";
+  if (model.sliding_window == 0) return text;
+  text += fit.counts_windows
+              ? "A block holds one group of layers; tokens do not count windows, sequences do.\n"
+              : "Windows are not counted: sliding layers may need less.\n";
   return text;
 }
 

@@ -18,10 +18,7 @@ for preset in "${presets[@]}"; do
   begin=$SECONDS
   selection=()
   targets=()
-  if [[ $preset == asan ]]; then
-    # A million random calls are for the release preset; a hundred thousand run here too.
-    selection=(-LE slow)
-  elif [[ $preset == tsan ]]; then
+  if [[ $preset == tsan ]]; then
     # What runs on more than one thread is marked so; the rest would only repeat asan's work.
     selection=(-L threads)
     targets=(--target lariat_thread_tests)

@@ -101,7 +101,7 @@ struct CacheConfig {
   BackendKind backend = BackendKind::kAuto;
   int device_ordinal = 0;
   MemoryConfig memory;
-  HostTier host;        // kUnsupported with unlimited memory, kLayerMajor, and several groups
+  HostTier host;        // kUnsupported with unlimited memory, and with Layout::kLayerMajor
   int block_size = 16;  // tokens per block, >= 1; readers of MLA's rows want 64
   Layout layout = Layout::kBlockMajor;
   Order order = Order::kNHD;

@@ -300,8 +300,8 @@ class KVCache {
   Result<Step> Plan(std::span<const StepItem> items, const StepShape& shape = {},
                     PlanFailure* failure = nullptr);
 
-  // Takes the plan: erases victims from the index, starts copy-on-write copies and the upload of
-  // what changed. Not to be captured in a graph.
+  // Takes the plan: erases victims from the index, starts copy-on-write copies and the launch that
+  // makes the step's arrays. Not to be captured in a graph.
   // Errors: kInvalidArgument (prepared already), kDeviceError.
   Status Prepare(Step& step, Stream stream);
 

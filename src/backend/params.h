@@ -50,7 +50,9 @@ struct StepEntry {
 //   earlier calls left; filled and block_table start at 0.
 // `filled[b]` remembers how many entries of block_table[b] are not known to be 0; it starts at 0.
 struct StepTablesParams {
-  const void* upload = nullptr;  // device: StepHeader, StepEntry[], int32 words
+  // StepHeader, StepEntry[], int32 words: device memory, or pinned host memory that stays as it is
+  // until the stream has passed the call.
+  const void* upload = nullptr;
   StepHeader header;             // the same header, for the launch
   int block_size = 1;
   // Block tables side by side. Strides from one group's array to the next one's, in elements.

@@ -3,12 +3,16 @@
 #include "blocks/block_manager.h"
 
 #include <algorithm>
+#include <bit>
 #include <string>
 
 namespace lariat::blocks {
 
 BlockManager::BlockManager(const ManagerConfig& config)
     : config_(config),
+      block_shift_(std::has_single_bit(static_cast<unsigned>(config.block_size))
+                       ? std::countr_zero(static_cast<unsigned>(config.block_size))
+                       : -1),
       pool_(config.num_blocks, config.unlimited),
       idle_(config.eviction),
       index_(config.block_size),
@@ -21,7 +25,7 @@ BlockManager::BlockManager(const ManagerConfig& config)
     const auto blocks = static_cast<std::size_t>(config.num_blocks);
     index_.Reserve(blocks, static_cast<std::size_t>(config.host_blocks));
     idle_.Grow(blocks);
-    sides_.Grow(blocks);
+    sides_.Grow(blocks, has_tier() ? static_cast<std::size_t>(index_.end()) : 0);
     pins_.resize(blocks);
     if (has_tier()) {
       next_victims_.reserve(static_cast<std::size_t>(config.clean_blocks));
@@ -124,10 +128,10 @@ PrefixMatch BlockManager::Match(std::span<const TokenId> prompt, const OpenOptio
 }
 
 // The same where there are windows: what can be used is known once the whole path is.
-PrefixMatch BlockManager::MatchInWindows(std::span<const TokenId> prompt,
-                                         std::int32_t parent) const {
+PrefixMatch BlockManager::MatchInWindows(std::span<const TokenId> prompt, RootId root) const {
   const std::int64_t reusable = ReusableTokens(std::ssize(prompt));
   NearestChild partial;
+  std::int32_t parent = root;
   match_path_.clear();
   while (true) {
     const auto next = NextTokens(prompt, match_path_.size(), reusable);
@@ -144,7 +148,8 @@ PrefixMatch BlockManager::MatchInWindows(std::span<const TokenId> prompt,
   const bool all = partial.block != kNoBlock && CanUse(match_path_, partial);
   match.blocks = all ? std::ssize(match_path_) : UsableBlocks(match_path_);
   match.tokens = match.blocks * config_.block_size + (all ? partial.tokens : 0);
-  match.host_tokens = match.tokens;
+  match.host_tokens =
+      has_tier() ? std::max(match.tokens, FindInTiers(prompt, root).tokens) : match.tokens;
   match.idle_blocks = std::count_if(match_path_.begin(), match_path_.begin() + match.blocks,
                                     [&](BlockId block) { return pool_.references(block) == 0; });
   return match;
@@ -175,7 +180,10 @@ void BlockManager::ExtendMatch(Sequence& sequence) {
     }
     parent = nearest.node;
     path.push_back(nearest.block);
-    generations.push_back(pool_.generation(nearest.block));
+    pool_.Prefetch(nearest.block);
+  }
+  for (std::size_t n = generations.size(); n < path.size(); ++n) {
+    generations.push_back(pool_.generation(path[n]));
   }
   FitMatch(sequence);
 }
@@ -294,7 +302,7 @@ Result<SequenceId> BlockManager::Fork(SequenceId id, std::int64_t length) {
   if (Status idle = CheckIdle(); !idle.ok()) return idle;
   Result<Sequence*> found = FindUsable(id);
   if (!found.ok()) return found.status();
-  const Sequence& parent = **found;
+  Sequence& parent = **found;
   if (length < -1 || length > parent.settled) {
     return InvalidArgument("length " + std::to_string(length) + ": allowed are -1 (all) to " +
                            std::to_string(parent.settled) + ", the settled tokens of " +
@@ -330,6 +338,7 @@ Result<SequenceId> BlockManager::Fork(SequenceId id, std::int64_t length) {
     child.sides[side].slid = std::min(from.slid, BlocksFor(length));
   }
   ForEachHeld(child, [&](BlockId block) { pool_.Claim(block); });
+  parent.owns_tail = false;
   return child.id;
 }
 
@@ -358,7 +367,7 @@ Status BlockManager::SetTokens(SequenceId id, std::span<const TokenId> tokens) {
 Status BlockManager::Clear() {
   if (Status idle = CheckIdle(); !idle.ok()) return idle;
   for (HostId host = 0; host < config_.host_blocks; ++host) {
-    if (host_.node(host) != kNoNode) DropPlace(host_.node(host));
+    if (host_.node(host) != kNoNode) DropPlaces(host_.node(host));
   }
   index_.Clear();
   sides_.Clear();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <iosfwd>
@@ -111,7 +112,7 @@ class BlockManager {
   // Host side of Prepare: the plan can no longer be undone.
   void Prepare(PlannedStep& step);
   // Checks a Commit; changes nothing.
-  Status CheckCommit(const PlannedStep& step, std::span<const StepCommit> commits);
+  Status CheckCommit(PlannedStep& step, std::span<const StepCommit> commits);
   // REQUIRES: CheckCommit said Ok.
   void Commit(PlannedStep& step, std::span<const StepCommit> commits);
   // Checks a Discard; changes nothing.
@@ -196,7 +197,7 @@ class BlockManager {
   std::span<const TokenId> NextTokens(std::span<const TokenId> ids, std::size_t blocks,
                                       std::int64_t reusable) const;
   void ExtendMatch(Sequence& sequence);
-  PrefixMatch MatchInWindows(std::span<const TokenId> prompt, std::int32_t parent) const;
+  PrefixMatch MatchInWindows(std::span<const TokenId> prompt, RootId root) const;
 
   // keep.cc
   std::int32_t FindPath(std::span<const TokenId> prompt, const OpenOptions& options,
@@ -237,6 +238,7 @@ class BlockManager {
   }
 
   // plan.cc
+  Status CheckPositions(const StepItem& item) const;
   Status CheckItems(std::span<const StepItem> items);
   Status Fill(std::span<const StepItem> items, const StepShape& shape, PlannedStep& step,
               PlanFailure* failure);
@@ -256,17 +258,28 @@ class BlockManager {
   void EnsureCapacity(std::int64_t blocks);
 
   // settle.cc
-  Status CheckEntry(const PlannedStep& step, const StepCommit& commit, int item) const;
-  void ReserveCommit(const PlannedStep& step, std::span<const StepCommit> commits);
+  Status MatchCommits(PlannedStep& step, std::span<const StepCommit> commits);
+  static Status CheckEntry(const PlannedStep& step, std::size_t index, const StepCommit& commit,
+                           const Sequence& sequence);
   void ReserveReleases(std::int64_t count);
+  // The full blocks that would enter the index, or merge, with so many settled rows and known ids.
   std::int64_t BlocksToIndex(const Sequence& sequence, std::int64_t settled,
-                             std::int64_t known) const;
-  static std::int64_t EndOf(const PlannedStep& step, std::size_t index, std::int64_t kept);
+                             std::int64_t known) const {
+    if (!config_.reuse || !sequence.indexable) return 0;
+    return std::max<std::int64_t>(0, BlockAt(std::min(settled, known)) - sequence.indexed);
+  }
+  // Where the first `kept` rows of an item end.
+  static std::int64_t EndOf(const PlannedStep& step, std::size_t index, std::int64_t kept) {
+    return std::min<std::int64_t>(step.rows[index].start + kept, step.items[index].limit);
+  }
   void SettleItem(PlannedStep& step, std::size_t index, const StepCommit* commit);
   void SettleBlocks(PlannedStep& step, std::size_t index, std::int64_t end);
   void DiscardItem(PlannedStep& step, std::size_t index);
   void EndStep(PlannedStep& step, bool discarded);
-  void IndexFullBlocks(Sequence& sequence);
+  void IndexFullBlocks(Sequence& sequence) {
+    if (BlocksToIndex(sequence, sequence.settled, sequence.known()) > 0) IndexNewBlocks(sequence);
+    if (sequence.retains) RetainNewBlocks(sequence);
+  }
   void IndexNewBlocks(Sequence& sequence);
   void IndexTail(Sequence& sequence);
   NodeId Index(std::int32_t parent, std::span<const TokenId> tokens, BlockId block);
@@ -274,13 +287,25 @@ class BlockManager {
   void Release(const Sequence& sequence, BlockId block);
   void ReleaseWith(PlannedStep& step, BlockId block, int sequence);
   PlannedStep* LastLiveStep(int entry);
-  void DropReference(BlockId block);
+  void DropReference(BlockId block, bool late = false);
   void DropSequence(Sequence& sequence);
+  // The block that a token is in. A division would take longer than all else that a step does for
+  // a sequence.
+  std::int64_t BlockAt(std::int64_t token) const {
+    return block_shift_ >= 0 ? token >> block_shift_ : token / config_.block_size;
+  }
   std::int64_t BlocksFor(std::int64_t tokens) const {
-    return (tokens + config_.block_size - 1) / config_.block_size;
+    return BlockAt(tokens + config_.block_size - 1);
+  }
+  bool BeginsBlock(std::int64_t token) const {
+    return token == BlockAt(token) * config_.block_size;
   }
 
   // sides.cc
+  template <class Has>
+  std::int64_t UsableBlocks(std::int64_t blocks, Has has) const;
+  template <class Has>
+  bool CanUse(std::int64_t blocks, std::int64_t tokens, Has has) const;
   std::int64_t UsableBlocks(std::span<const BlockId> path) const;
   bool CanUse(std::span<const BlockId> path, const NearestChild& partial) const;
   void FitMatch(Sequence& sequence) const;
@@ -298,6 +323,7 @@ class BlockManager {
   Status CheckLength(const Sequence& sequence, std::int64_t length) const;
   void SlideOut(Sequence& sequence);
   void AttachSides(Sequence& sequence, std::size_t n, BlockId owner);
+  void AttachSide(BlockId owner, std::size_t side, BlockId page);
   std::int64_t DropSides(BlockId owner);
   bool HasSides(BlockId owner) const;
   template <class F>
@@ -306,6 +332,14 @@ class BlockManager {
   std::int64_t SidesToPin(std::int32_t last) const;
   void PinSides(std::int32_t last);
   void UnpinSides(std::int32_t last, std::int32_t count);
+  // The same of the places that a suspended one holds, those of sides first.
+  template <class F>
+  static void ForEachPlace(const Sequence& sequence, F f) {
+    for (const SideTable& side : sequence.sides) {
+      std::for_each(side.places.rbegin(), side.places.rend(), f);
+    }
+    std::for_each(sequence.places.rbegin(), sequence.places.rend(), f);
+  }
   // Calls f for each block of all groups that the sequence holds, deepest first, those of a side
   // before that of the first group.
   template <class F>
@@ -339,15 +373,31 @@ class BlockManager {
 
   // tier.cc
   Status CheckTier() const;
-  HostPool::List ListOf(NodeId node) const {
-    return index_.block(node) == kNoBlock ? HostPool::kAlone : HostPool::kOnDevice;
+  // The device's block of what a place is, or would be, the copy of; kNoBlock: it is not there.
+  BlockId BlockOf(NodeId node, int side) const {
+    const BlockId block = index_.block(node);
+    if (side < 0 || block == kNoBlock) return block;
+    return sides_.page(block, static_cast<std::size_t>(side));
+  }
+  HostId HostOf(NodeId node, int side) const {
+    return side < 0 ? index_.host(node) : sides_.host(node, static_cast<std::size_t>(side));
+  }
+  void SetHost(NodeId node, int side, HostId host) {
+    side < 0 ? index_.SetHost(node, host)
+             : sides_.SetHost(node, static_cast<std::size_t>(side), host);
+  }
+  // Of a place with a node.
+  HostPool::List ListOf(HostId host) const {
+    const bool here = BlockOf(host_.node(host), host_.side(host)) != kNoBlock;
+    return here ? HostPool::kOnDevice : HostPool::kAlone;
   }
   HostId TakePlace();
-  void GivePlace(NodeId node, HostId host);
-  void DropPlace(NodeId node);
+  void GivePlace(NodeId node, int side, HostId host);
+  void DropPlace(NodeId node, int side);
+  void DropPlaces(NodeId node);
   void Unhold(HostId host);
   void Evict(BlockId victim);
-  bool Write(NodeId node);
+  bool Write(NodeId node, int side);
   void NoteIndexed(NodeId node);
   void NoteHits(const StepRows& rows, const Sequence& sequence);
   void KeepClean();
@@ -357,16 +407,29 @@ class BlockManager {
   std::int64_t HostTokens(std::int32_t parent, std::span<const TokenId> tokens, std::size_t blocks,
                           std::int64_t in_tail, std::vector<HostId>* path) const;
   std::int64_t HostTokens(const Sequence& sequence, std::vector<HostId>* path) const;
+  // A prefix that is cached in one tier or the other.
+  struct TierPath {
+    std::vector<NodeId> nodes;
+    std::int64_t tokens = 0;  // may end inside the last node
+  };
+  TierPath FindInTiers(std::span<const TokenId> prompt, RootId root) const;
 
   // tier_suspend.cc
-  HostId PlaceOf(const Sequence& sequence, std::size_t index) const;
+  bool IsIndexed(const Sequence& sequence, std::size_t n, int side) const;
+  HostId PlaceOf(const Sequence& sequence, std::size_t n, int side) const;
+  template <class F>
+  static void ForEachToSuspend(Sequence& sequence, F f);
   Status ChoosePlaces(Sequence& sequence);
   void Choose(HostId host);
   void TakeOver(HostId host);
 
   // tier_transfer.cc
-  void AddBlock(BlockId block, HostId host, Transfer& transfer);
-  void AddPlace(HostId host, Transfer& transfer);
+  void AddBlock(BlockId block, HostId host, int side, Transfer& transfer);
+  void AddPlace(HostId host, int side, Transfer& transfer);
+  void AddCopy(HostId host, int side, Transfer& transfer);
+  void AddTierPath(const TierPath& path, Transfer& transfer);
+  bool AddToResume(std::span<const HostId> places, int side, Transfer& transfer);
+  void AttachToSide(Transfer::Item& item, BlockId owner, std::size_t side);
   Result<TransferId> OpenTransfer();
   void Depart(Transfer& transfer);
   TransferId TransferOf(const Sequence& sequence) const;
@@ -375,6 +438,7 @@ class BlockManager {
   void LetGo(Transfer& transfer);
 
   const ManagerConfig config_;
+  const int block_shift_;  // log2 of a block size that is a power of two; else -1
   BlockPool pool_;
   IdleBlocks idle_;
   PrefixIndex index_;

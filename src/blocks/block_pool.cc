@@ -11,6 +11,7 @@ BlockPool::BlockPool(std::int64_t total, bool unlimited)
     : unlimited_(unlimited), total_(unlimited ? 0 : total) {
   blocks_.resize(static_cast<std::size_t>(total_));
   free_.reserve(static_cast<std::size_t>(total_));
+  late_.resize(static_cast<std::size_t>(total_));
   counts_[static_cast<int>(BlockState::kFree)] = total_;
 }
 
@@ -38,6 +39,10 @@ BlockId BlockPool::TakeFree() {
     Reserve(static_cast<std::size_t>(next_fresh_) + 1);
     block = static_cast<BlockId>(next_fresh_++);
     if (unlimited_) ++counts_[static_cast<int>(BlockState::kFree)];
+  } else if (late_count_ > 0) {
+    block = late_[late_first_];
+    late_first_ = (late_first_ + 1) % late_.size();
+    --late_count_;
   } else {
     return kNoBlock;
   }
@@ -54,6 +59,12 @@ void BlockPool::UndoTakeFree(BlockId block) {
   Move(taken, BlockState::kFree);
   taken.references = 0;
   --taken.generation;
+  if (taken.late) {
+    late_first_ = (late_first_ + late_.size() - 1) % late_.size();
+    late_[late_first_] = block;
+    ++late_count_;
+    return;
+  }
   // A fresh block was never in the free list: its generation tells.
   if (taken.generation == 0 && block == next_fresh_ - 1) {
     --next_fresh_;
@@ -86,18 +97,25 @@ void BlockPool::Claim(BlockId block) {
   ++claimed.references;
 }
 
-bool BlockPool::Unclaim(BlockId block, bool stays_cached) {
+bool BlockPool::Unclaim(BlockId block, bool stays_cached, bool late) {
   Block& released = blocks_[block];
   assert(released.references > 0);
   if (--released.references > 0) return false;
   Move(released, stays_cached ? BlockState::kIdle : BlockState::kFree);
-  if (!stays_cached) free_.push_back(block);
+  released.late = late && !stays_cached;
+  if (stays_cached) return true;
+  if (late) {
+    late_[(late_first_ + late_count_++) % late_.size()] = block;
+  } else {
+    free_.push_back(block);
+  }
   return true;
 }
 
 void BlockPool::FreeIdle(BlockId block) {
   assert(blocks_[block].state == BlockState::kIdle);
   Move(blocks_[block], BlockState::kFree);
+  blocks_[block].late = false;
   free_.push_back(block);
 }
 
@@ -107,6 +125,12 @@ void BlockPool::Settle(BlockId block) {
 
 void BlockPool::NotePeak() { peak_used_ = std::max(peak_used_, used()); }
 
-std::vector<BlockId> BlockPool::FreeList() const { return {free_.rbegin(), free_.rend()}; }
+std::vector<BlockId> BlockPool::FreeList() const {
+  std::vector<BlockId> list(free_.rbegin(), free_.rend());
+  for (std::size_t i = 0; i < late_count_; ++i) {
+    list.push_back(late_[(late_first_ + i) % late_.size()]);
+  }
+  return list;
+}
 
 }  // namespace lariat::blocks

@@ -19,7 +19,8 @@ enum class BlockState : std::uint8_t {
 
 // Counts references to blocks and keeps the free ones. Knows nothing of tokens, sequences or
 // memory. All calls are O(1). Free blocks are given out last in, first out; fresh ones after that,
-// in order of their ids. A pool without a limit makes fresh blocks for ever.
+// in order of their ids; and those that were returned as late ones at the end, first in, first out.
+// A pool without a limit makes fresh blocks for ever.
 // Threads: externally synchronised.
 class BlockPool {
  public:
@@ -40,6 +41,9 @@ class BlockPool {
   // Tells two lives of one block id apart: counts the times it was taken.
   std::uint32_t generation(BlockId block) const { return blocks_[block].generation; }
 
+  // Has what is known of a block fetched: it will be asked for soon.
+  void Prefetch(BlockId block) const { __builtin_prefetch(&blocks_[block]); }
+
   // Makes room for block ids below `blocks`, of a pool without a limit.
   void Reserve(std::size_t blocks);
   // Takes a free block: reserved, one reference. kNoBlock when there is none. Allocates nothing
@@ -54,8 +58,10 @@ class BlockPool {
   // One more reference to an idle or used block; an idle one becomes held.
   void Claim(BlockId block);
   // One reference less. With none left the block becomes idle or free, as told.
+  //   late: where it becomes free, others are to be taken first: a copy still reads it
   // Returns whether it was the last.
-  bool Unclaim(BlockId block, bool stays_cached);
+  //   REQUIRES: the pool has a limit, where late
+  bool Unclaim(BlockId block, bool stays_cached, bool late = false);
   // Says of one reference that it only waits for a step to end, and takes that back.
   void Pin(BlockId block) { ++blocks_[block].pins; }
   void Unpin(BlockId block) { --blocks_[block].pins; }
@@ -79,13 +85,17 @@ class BlockPool {
     std::int32_t pins = 0;  // of the references
     std::uint32_t generation = 0;
     BlockState state = BlockState::kFree;
+    bool late = false;  // stands, or stood when it was taken, in late_
   };
   void Move(Block& block, BlockState to);
 
   const bool unlimited_;
   const std::int64_t total_;
   std::vector<Block> blocks_;
-  std::vector<BlockId> free_;    // returned blocks, the next one to take last
+  std::vector<BlockId> free_;  // returned blocks, the next one to take last
+  // Those to take when there are no others, as a ring of total() places.
+  std::vector<BlockId> late_;
+  std::size_t late_first_ = 0, late_count_ = 0;
   std::int64_t next_fresh_ = 0;  // blocks from here on were never taken
   std::int64_t counts_[5] = {};
   std::int64_t peak_used_ = 0;

@@ -41,8 +41,12 @@ class HostPool {
   // node.
   void Unhold(HostId host, List list);
 
-  // Says whose copy the place holds. REQUIRES: it is held.
-  void SetNode(HostId host, NodeId node) { places_[host].node = node; }
+  // Says whose copy the place holds, and of which side: -1 for the first group. REQUIRES: it is
+  // held.
+  void SetNode(HostId host, NodeId node, int side = -1) {
+    places_[host].node = node;
+    places_[host].side = side;
+  }
   // The node has no copy any more: a place that nobody holds becomes free.
   void DropNode(HostId host, List list);
   // The node of a place has lost or got its block.
@@ -51,6 +55,7 @@ class HostPool {
   HostId oldest(List list) const { return lists_[list].oldest; }
   HostId next(HostId host) const { return places_[host].next; }
   NodeId node(HostId host) const { return places_[host].node; }
+  int side(HostId host) const { return places_[host].side; }
   bool used(HostId host) const { return places_[host].used; }
   std::int32_t holds(HostId host) const { return places_[host].holds; }
 
@@ -67,6 +72,7 @@ class HostPool {
  private:
   struct Place {
     NodeId node = kNoNode;
+    std::int32_t side = -1;
     std::int32_t holds = 0;
     HostId previous = kNoHost;  // in its list
     HostId next = kNoHost;

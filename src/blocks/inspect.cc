@@ -29,6 +29,7 @@ void BlockManager::PrintTier(std::ostream& out) const {
     if (!host_.used(h)) continue;
     const NodeId node = host_.node(h);
     out << "place " << h << " holds " << host_.holds(h) << " node " << node;
+    if (host_.side(h) >= 0) out << " side " << host_.side(h);
     if (node != kNoNode && index_.block(node) == kNoBlock) PrintNode(node, out);
     out << '\n';
   }
@@ -84,7 +85,7 @@ std::string BlockManager::Snapshot() const {
     if (s.in_transit) out << " transit " << static_cast<std::uint64_t>(TransferOf(s));
     if (s.suspended) {
       out << " places";
-      for (const HostId h : s.places) out << ' ' << h;
+      ForEachPlace(s, [&](HostId h) { out << ' ' << h; });
     }
     out << " ids";
     for (const TokenId token : s.ids) out << ' ' << token;

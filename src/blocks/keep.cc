@@ -102,7 +102,7 @@ std::int64_t BlockManager::Forget(NodeId top) {
     const NodeId leaf = index_.LeafBelow(at);
     const BlockId block = index_.block(leaf);
     at = index_.parent(leaf);
-    if (has_tier()) DropPlace(leaf);
+    if (has_tier()) DropPlaces(leaf);
     if (block != kNoBlock) {
       UnpinSides(leaf, pins_[block].ends);
       count += DropSides(block);

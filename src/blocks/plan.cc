@@ -69,6 +69,25 @@ Status BlockManager::Plan(std::span<const StepItem> items, const StepShape& shap
   return {};
 }
 
+Status BlockManager::CheckPositions(const StepItem& item) const {
+  const auto given = static_cast<std::int64_t>(item.positions.size());
+  const bool all_sections = given % config_.position_sections == 0 &&
+                            given / config_.position_sections == item.num_tokens;
+  if (given != item.num_tokens && !all_sections) {
+    return InvalidArgument("positions of " + NameOf(item.sequence) + ": " + std::to_string(given) +
+                           " given for num_tokens " + std::to_string(item.num_tokens) + " and " +
+                           std::to_string(config_.position_sections) + " sections");
+  }
+  for (const std::int32_t position : item.positions) {
+    if (position < 0 || position >= config_.max_tokens_per_sequence) {
+      return InvalidArgument("position " + std::to_string(position) + " of " +
+                             NameOf(item.sequence) + ": the table holds 0 to " +
+                             std::to_string(config_.max_tokens_per_sequence - 1));
+    }
+  }
+  return {};
+}
+
 Status BlockManager::CheckItems(std::span<const StepItem> items) {
   if (static_cast<std::int64_t>(items.size()) > config_.max_sequences) {
     return InvalidArgument("items: " + std::to_string(items.size()) +
@@ -77,9 +96,9 @@ Status BlockManager::CheckItems(std::span<const StepItem> items) {
   }
   ++stamp_;
   for (const StepItem& item : items) {
-    Result<Sequence*> found = FindUsable(item.sequence);
-    if (!found.ok()) return found.status();
-    Sequence& sequence = **found;
+    Sequence* const found = sequences_.Find(item.sequence);
+    if (found == nullptr || !found->usable()) return FindUsable(item.sequence).status();
+    Sequence& sequence = *found;
     if (sequence.stamp == stamp_) return InvalidArgument(NameOf(item.sequence) + " is named twice");
     sequence.stamp = stamp_;
     if (item.num_tokens < 1) {
@@ -91,21 +110,8 @@ Status BlockManager::CheckItems(std::span<const StepItem> items) {
                              NameOf(item.sequence) + ": allowed are 0 to num_tokens - 1, " +
                              std::to_string(item.num_tokens - 1));
     }
-    const auto given = static_cast<std::int64_t>(item.positions.size());
-    const bool all_sections = given % config_.position_sections == 0 &&
-                              given / config_.position_sections == item.num_tokens;
-    if (given != 0 && given != item.num_tokens && !all_sections) {
-      return InvalidArgument("positions of " + NameOf(item.sequence) + ": " +
-                             std::to_string(given) + " given for num_tokens " +
-                             std::to_string(item.num_tokens) + " and " +
-                             std::to_string(config_.position_sections) + " sections");
-    }
-    for (const std::int32_t position : item.positions) {
-      if (position < 0 || position >= config_.max_tokens_per_sequence) {
-        return InvalidArgument("position " + std::to_string(position) + " of " +
-                               NameOf(item.sequence) + ": the table holds 0 to " +
-                               std::to_string(config_.max_tokens_per_sequence - 1));
-      }
+    if (!item.positions.empty()) {
+      if (Status given = CheckPositions(item); !given.ok()) return given;
     }
     if (sequence.reach > sequence.planned) {
       return NotReady(NameOf(item.sequence) + " has undecided drafts: commit step " +
@@ -122,6 +128,7 @@ Status BlockManager::Fill(std::span<const StepItem> items, const StepShape& shap
   step.hit_tokens = 0;
   step.needed = 0;
   step.fence = 0;
+  step.tails_unknown = false;
   step.rows.clear();
   step.items.clear();
   step.positions.clear();
@@ -135,7 +142,7 @@ Status BlockManager::Fill(std::span<const StepItem> items, const StepShape& shap
     if (Status added = AddRows(item, step); !added.ok()) return added;
   }
   if (Status shaped = ApplyShape(shape, step); !shaped.ok()) return shaped;
-  Unshare(step);
+  if (step.tails_unknown) Unshare(step);
   if (Status room = CheckRoom(step, failure); !room.ok()) return room;
   Reserve(step);
   return {};
@@ -151,9 +158,10 @@ void BlockManager::Unshare(PlannedStep& step) {
   step.side_copies.reserve(step.side_copies.size() + step.rows.size() * sides_.count());
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
     const std::int64_t start = step.rows[i].start;
-    if (step.items[i].first_plan || start % config_.block_size == 0) continue;
+    if (step.items[i].first_plan || BeginsBlock(start)) continue;
     const Sequence& sequence = sequences_.at(step.items[i].sequence);
-    const auto index = static_cast<std::size_t>(start / config_.block_size);
+    if (sequence.owns_tail) continue;
+    const auto index = static_cast<std::size_t>(BlockAt(start));
     const BlockId tail = sequence.table[index];
     if (!pool_.shared(tail) && !index_.contains(tail)) continue;
     step.items[i].cow_source = tail;
@@ -163,7 +171,7 @@ void BlockManager::Unshare(PlannedStep& step) {
     step.releases.push_back({tail, step.items[i].sequence});
     step.undo.push_back({UndoEntry::kPin, tail});
   }
-  // Those of hits came before: SideCopiesOf looks for an item's.
+  // Those of hits came first, whichever items they are of.
   std::sort(step.side_copies.begin(), step.side_copies.end(),
             [](const SideCopy& a, const SideCopy& b) {
               return a.item != b.item ? a.item < b.item : a.side < b.side;
@@ -207,7 +215,7 @@ void BlockManager::EnsureCapacity(std::int64_t blocks) {
                                      std::max<std::size_t>(1024, 2 * index_.capacity()));
   pins_.resize(grown);
   idle_.Grow(grown);
-  sides_.Grow(grown);
+  sides_.Grow(grown, 0);
   index_.Reserve(grown);
 }
 
@@ -222,6 +230,10 @@ BlockId BlockManager::Take(std::vector<UndoEntry>& undo, std::vector<BlockId>& v
   block = idle_.Victim();
   assert(block != kNoBlock);
   idle_.Remove(block);
+  if (const BlockId next = idle_.Victim(); next != kNoBlock) {
+    pool_.Prefetch(next);
+    index_.Prefetch(next);
+  }
   pool_.TakeIdle(block);
   victims.push_back(block);
   undo.push_back({UndoEntry::kTakeIdle, block});
@@ -242,7 +254,7 @@ void BlockManager::Reserve(PlannedStep& step) {
     const StepRows& rows = step.rows[i];
     PlannedItem& item = step.items[i];
     Sequence& sequence = sequences_.at(item.sequence);
-    const auto tail = static_cast<std::size_t>(rows.start / config_.block_size);
+    const auto tail = static_cast<std::size_t>(BlockAt(rows.start));
     if (item.first_plan) {
       const auto hit = sequence.match_path.begin();
       sequence.table.assign(hit, hit + sequence.match_blocks);
@@ -259,12 +271,19 @@ void BlockManager::Reserve(PlannedStep& step) {
       sequence.table[tail] = item.cow_target;
       sequence.first_dirty = std::min(sequence.first_dirty, static_cast<std::int64_t>(tail));
     }
-    if (rows.start % config_.block_size != 0) {
-      item.tail_block = sequence.table[tail];
+    if (!BeginsBlock(rows.start)) {
+      item.tail_held = item.cow_target == kNoBlock &&
+                       sequence.settled > static_cast<std::int64_t>(tail) * config_.block_size;
+      // Read only where somebody wants to know: it is a line of memory for each sequence.
+      if (!item.tail_held || item.new_blocks > 0 || has_tier() || config_.track_writes) {
+        item.tail_block = sequence.table[tail];
+      }
       for (std::size_t side = 0; side < sides_.count(); ++side) {
         step.side_tails[i * sides_.count() + side] = sequence.sides[side].table[tail];
       }
+      sequence.owns_tail = true;  // or it had been copied
     }
+    if (item.new_blocks > 0) sequence.owns_tail = true;
     item.first_taken = static_cast<std::int32_t>(step.undo.size());
     for (std::int32_t n = 0; n < item.new_blocks; ++n) {
       sequence.table.push_back(Take(step.undo, step.victims));
@@ -314,6 +333,7 @@ void BlockManager::Undo(PlannedStep& step) {
           item.cow_source;
     }
     sequence.planned = sequence.reach = item.old_planned;
+    sequence.owns_tail = false;
     if (item.first_plan) {
       sequence.started = false;
       sequence.indexed = 0;
@@ -341,7 +361,7 @@ void BlockManager::Prepare(PlannedStep& step) {
     item.previous_step = sequence.last_step;
     ++sequence.live_steps;
     sequence.last_step = step.id;
-    sequence.first_dirty = std::ssize(sequence.table);  // what is new is on its way
+    sequence.first_dirty = BlocksFor(sequence.reach);  // what is new is on its way
     // Keys turned by other angles must not be found by the tokens alone.
     if (item.moved) sequence.indexable = false;
     if (!item.first_plan) continue;

@@ -70,9 +70,9 @@ void BlockManager::AddPositions(const StepItem& item, std::int64_t count, Planne
 }
 
 Status BlockManager::AddRows(const StepItem& item, PlannedStep& step) {
-  Sequence& sequence = *sequences_.Find(item.sequence);
-  StepRows rows;
-  PlannedItem planned;
+  Sequence& sequence = sequences_.at(SequenceTable::IndexOf(item.sequence));
+  StepRows& rows = step.rows.emplace_back();
+  PlannedItem& planned = step.items.emplace_back();
   rows.sequence = item.sequence;
   rows.first_row = step.num_tokens;
   rows.start = sequence.planned;
@@ -86,10 +86,11 @@ Status BlockManager::AddRows(const StepItem& item, PlannedStep& step) {
     rows.start = rows.hit;
     rows.count = std::min(item.num_tokens, sequence.prompt_length - rows.hit);
   }
+  step.tails_unknown |= !planned.first_plan && !sequence.owns_tail;
   planned.certain =
       static_cast<std::int32_t>(std::min(item.num_tokens - item.num_drafts, rows.count));
-  planned.first_new_block = static_cast<std::int32_t>(
-      planned.first_plan ? BlocksFor(rows.hit) : std::ssize(sequence.table));
+  planned.first_new_block =
+      static_cast<std::int32_t>(BlocksFor(planned.first_plan ? rows.hit : rows.start));
   if (rows.count > sequence.max_length - rows.start) {
     return InvalidArgument("num_tokens " + std::to_string(item.num_tokens) + " of " +
                            NameOf(item.sequence) + " behind its " + std::to_string(rows.start) +
@@ -114,8 +115,6 @@ Status BlockManager::AddRows(const StepItem& item, PlannedStep& step) {
             rows);
   }
   step.hit_tokens += rows.hit;
-  step.rows.push_back(rows);
-  step.items.push_back(planned);
   return {};
 }
 

@@ -34,9 +34,10 @@ struct SideCopy {
 struct alignas(64) PlannedItem {
   int sequence = -1;  // entry in the SequenceTable
   bool first_plan = false;
-  bool moved = false;                 // positions other than the index, and no key that says so
-  std::int32_t certain = 0;           // leading rows that Commit must keep
-  std::int32_t limit = 0;             // rows at or past this index of the sequence were truncated
+  bool moved = false;        // positions other than the index, and no key that says so
+  bool tail_held = false;    // the block that the first row is in holds settled rows, and no copy
+  std::int32_t certain = 0;  // leading rows that Commit must keep
+  std::int32_t limit = 0;    // rows at or past this index of the sequence were truncated
   std::int64_t position_offset = -1;  // into PlannedStep::positions; -1: none given
   std::uint64_t previous_step = 0;    // Sequence::last_step before this step
   std::int32_t first_new_block = 0;   // table index of the first block taken for these rows
@@ -46,6 +47,7 @@ struct alignas(64) PlannedItem {
   BlockId tail_block = kNoBlock;  // the block, partly filled before, that the first row is in
   BlockId cow_source = kNoBlock;
   BlockId cow_target = kNoBlock;
+  std::int32_t commit = -1;  // of the Commit that runs: its entry for this item; -1: none
 };
 static_assert(sizeof(PlannedItem) == 64);
 
@@ -84,6 +86,7 @@ struct PlannedStep {
   // Set by who runs the copies, before: from then on the targets hold what they held no more, even
   // where Prepare fails.
   bool copied = false;
+  bool tails_unknown = false;  // of some item it has to be seen whether its tail is its own
   std::vector<StepRows> rows;
   std::vector<PlannedItem> items;  // parallel to rows
   std::vector<std::int32_t> positions;

@@ -87,6 +87,8 @@ bool PrefixIndex::NotAfter(std::span<const TokenId> tokens, NodeId id, std::size
   }
   const TokenId* const mine = tokens.data();
   const TokenId* const theirs = tokens_.data() + static_cast<std::size_t>(id) * block_size_;
+  // What is looked for is there more often than not.
+  if (std::memcmp(mine + same, theirs + same, (both - same) * sizeof(TokenId)) == 0) same = both;
   for (; same + 2 <= both; same += 2) {
     if (std::memcmp(mine + same, theirs + same, 2 * sizeof(TokenId)) != 0) break;
   }

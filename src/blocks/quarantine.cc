@@ -69,6 +69,10 @@ void BlockManager::Quarantine(const PlannedStep& step, std::span<const PlannedSt
       const BlockId page = sides_.page(block, side);
       dirty |= page != kNoBlock && blocks[page];
     }
+    for (std::size_t side = 0; side < sides_.count(); ++side) {
+      const HostId copy = sides_.host(n, side);
+      dirty |= copy != kNoHost && places[copy];
+    }
     if (dirty) nodes[n] = Mark::kDirty;
   }
   MarkBelow(index_, nodes);
@@ -79,7 +83,9 @@ void BlockManager::Quarantine(const PlannedStep& step, std::span<const PlannedSt
     for (std::size_t side = 0; block != kNoBlock && side < sides_.count(); ++side) {
       if (const BlockId page = sides_.page(block, side); page != kNoBlock) blocks[page] = true;
     }
-    if (index_.host(n) != kNoHost) places[index_.host(n)] = true;
+    for (int side = -1; side < static_cast<int>(sides_.count()); ++side) {
+      if (const HostId copy = HostOf(n, side); copy != kNoHost) places[copy] = true;
+    }
   }
   for (NodeId n = 0; n < index_.end(); ++n) {
     if (nodes[n] == Mark::kDirty && index_.used(n)) Forget(n);

@@ -20,22 +20,29 @@ SequenceTable::SequenceTable(int max_open, std::int64_t ids_capacity, std::int64
   for (int row = max_open - 1; row >= 0; --row) free_rows_.push_back(row);
 }
 
+void SequenceTable::AddEntry() {
+  const std::size_t index = entries_.size();
+  if (index == chunks_.size() * kEntriesAtOnce) {
+    chunks_.push_back(std::make_unique<Sequence[]>(kEntriesAtOnce));
+  }
+  Sequence& entry = chunks_.back()[index % kEntriesAtOnce];
+  entry.ids.reserve(static_cast<std::size_t>(ids_capacity_));
+  entry.table.reserve(static_cast<std::size_t>(table_capacity_));
+  entry.sides.resize(sides_);
+  for (SideTable& side : entry.sides) {
+    side.table.reserve(static_cast<std::size_t>(table_capacity_));
+  }
+  entries_.reserve(index + 1);
+  free_entries_.reserve(index + 1);
+  lives_.reserve(index + 1);
+  entries_.push_back(&entry);
+  lives_.push_back(0);
+  free_entries_.push_back(static_cast<int>(index));
+}
+
 Sequence& SequenceTable::Open() {
   assert(open_count_ < max_open_);
-  if (free_entries_.empty()) {
-    auto entry = std::make_unique<Sequence>();
-    entry->ids.reserve(static_cast<std::size_t>(ids_capacity_));
-    entry->table.reserve(static_cast<std::size_t>(table_capacity_));
-    entry->sides.resize(sides_);
-    for (SideTable& side : entry->sides) {
-      side.table.reserve(static_cast<std::size_t>(table_capacity_));
-    }
-    free_entries_.reserve(entries_.size() + 1);
-    lives_.reserve(entries_.size() + 1);
-    entries_.push_back(std::move(entry));
-    lives_.push_back(0);
-    free_entries_.push_back(static_cast<int>(entries_.size()) - 1);
-  }
+  if (free_entries_.empty()) AddEntry();
   const int index = free_entries_.back();
   free_entries_.pop_back();
   Sequence& sequence = *entries_[index];
@@ -46,17 +53,6 @@ Sequence& SequenceTable::Open() {
   free_rows_.pop_back();
   ++open_count_;
   return sequence;
-}
-
-Sequence* SequenceTable::Find(SequenceId id) {
-  const int index = IndexOf(id);
-  if (index < 0 || index >= static_cast<int>(entries_.size())) return nullptr;
-  Sequence& sequence = *entries_[index];
-  return sequence.open && sequence.id == id ? &sequence : nullptr;
-}
-
-const Sequence* SequenceTable::Find(SequenceId id) const {
-  return const_cast<SequenceTable*>(this)->Find(id);
 }
 
 void SequenceTable::Retire(Sequence& sequence) {
@@ -85,6 +81,7 @@ void SequenceTable::Recycle(Sequence& sequence) {
   fresh.match_generations.clear();
   for (SideTable& side : fresh.sides) {
     side.table.clear();
+    side.places.clear();
     side.slid = 0;
   }
   sequence = std::move(fresh);

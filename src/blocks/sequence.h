@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,6 +21,7 @@ std::string NameOf(SequenceId id);
 struct SideTable {
   std::vector<BlockId> table;  // as long as Sequence::table
   std::int64_t slid = 0;       // leading entries that are given back: kNoBlock
+  std::vector<HostId> places;  // suspended: from entry `slid` on
 };
 
 // What the cache knows of one sequence.
@@ -27,7 +30,9 @@ struct SideTable {
 //   | kept rows    | rows of live steps | not planned yet
 //
 // `ids` may be longer than planned (a prompt not computed yet) or shorter (ids that come later).
-struct alignas(64) Sequence {
+//
+// What a step of decoding touches stands first, in two cache lines side by side.
+struct alignas(128) Sequence {
   SequenceId id = SequenceId::kNone;  // kNone: this entry is free
   bool open = false;                  // false with an id: closed, but a live step still names it
   bool started = false;               // its first plan was made: the prefix hit is decided
@@ -38,30 +43,30 @@ struct alignas(64) Sequence {
   bool pinned = false;                // closed: the table's references wait for a step's end
   bool suspended = false;             // `places` has its tokens; no table
   bool in_transit = false;            // waits for a transfer to be accepted
-  int row = -1;                       // of the resident block tables; -1 once closed
-  RootId root = 0;
-  std::uint32_t rope_choice = 0;  // tables that its keys turn by
+  // The last block of the table is this sequence's alone and not in the index: true where that is
+  // known. Whatever may change it, or the table's end, takes it back.
+  bool owns_tail = false;
+  int live_steps = 0;  // that name it
+  std::int64_t settled = 0;
+  std::int64_t planned = 0;     // settled plus certain rows of live steps
+  std::int64_t reach = 0;       // planned plus undecided drafts; the table covers this many tokens
+  std::uint64_t last_step = 0;  // the latest of the live steps
+  std::uint64_t stamp = 0;      // of the last call that came across it
+
   std::int64_t max_length = 0;
   std::int64_t prompt_length = 0;
-  std::int64_t settled = 0;
-  std::int64_t planned = 0;  // settled plus certain rows of live steps
-  std::int64_t reach = 0;    // planned plus undecided drafts; the table covers this many tokens
-
-  std::vector<TokenId> ids;
-  std::vector<BlockId> table;
   std::int64_t indexed = 0;      // leading blocks of the table that are a path of the index
   std::int64_t first_dirty = 0;  // table entries from here on differ from the resident row
+  std::int64_t retained = 0;     // leading blocks that were given `retention`
+  std::vector<TokenId> ids;
 
-  int live_steps = 0;           // that name it
-  std::uint64_t last_step = 0;  // the latest of them
-
-  // Scratch of the call that runs now: stamp says which call wrote the other two.
-  std::uint64_t stamp = 0;
-  std::int32_t stamp_item = -1;
-  std::int32_t stamp_commit = -1;
+  std::vector<BlockId> table;
+  int row = -1;  // of the resident block tables; -1 once closed
+  RootId root = 0;
+  std::uint32_t rope_choice = 0;  // tables that its keys turn by
+  std::int32_t stamp_item = -1;   // scratch of the call that stamped it
 
   std::vector<Retention> retention;
-  std::int64_t retained = 0;  // leading blocks that were given it
 
   // Scratch of Match before the first plan: the path found so far, with the blocks' generations.
   std::int64_t match_blocks = 0;  // of the path, that can be used
@@ -73,9 +78,14 @@ struct alignas(64) Sequence {
   std::vector<HostId> places;  // suspended: of the host tier, one for each block that it had
   std::vector<SideTable> sides;
 
+  std::span<const TokenId> prompt() const {
+    return std::span(ids).first(static_cast<std::size_t>(prompt_length));
+  }
+  // Neither corrupt nor away.
+  bool usable() const { return !corrupt && !suspended && !in_transit; }
   std::int64_t known() const { return static_cast<std::int64_t>(ids.size()); }
 };
-static_assert(sizeof(Sequence) <= 384);  // what steps touch comes first
+static_assert(offsetof(Sequence, table) == 128 && sizeof(Sequence) <= 384);
 
 // Hands out sequence entries and the rows of the resident block tables, lowest first when new and
 // last in first out when returned. Entries do not move.
@@ -93,8 +103,13 @@ class SequenceTable {
   // A fresh, open entry. REQUIRES: open_count() < max_open().
   Sequence& Open();
   // The open sequence with this id, or null.
-  Sequence* Find(SequenceId id);
-  const Sequence* Find(SequenceId id) const;
+  Sequence* Find(SequenceId id) {
+    const auto index = static_cast<std::uint64_t>(static_cast<std::int64_t>(IndexOf(id)));
+    if (index >= entries_.size()) return nullptr;
+    Sequence& sequence = *entries_[index];
+    return sequence.open && sequence.id == id ? &sequence : nullptr;
+  }
+  const Sequence* Find(SequenceId id) const { return const_cast<SequenceTable*>(this)->Find(id); }
   Sequence& at(int index) { return *entries_[index]; }
   static int IndexOf(SequenceId id) {
     return static_cast<int>(static_cast<std::uint64_t>(id) & 0xFFFFFFFFU) - 1;
@@ -104,7 +119,7 @@ class SequenceTable {
   void Recycle(Sequence& sequence);
 
   // Every entry in use, closed ones too, in order of the entries.
-  const std::vector<std::unique_ptr<Sequence>>& entries() const { return entries_; }
+  const std::vector<Sequence*>& entries() const { return entries_; }
 
  private:
   const int max_open_;
@@ -112,7 +127,11 @@ class SequenceTable {
   const std::int64_t table_capacity_;
   const std::size_t sides_;
   int open_count_ = 0;
-  std::vector<std::unique_ptr<Sequence>> entries_;
+  // Entries side by side, so that a step that goes through them in order finds them fetched.
+  static constexpr std::size_t kEntriesAtOnce = 64;
+  void AddEntry();
+  std::vector<std::unique_ptr<Sequence[]>> chunks_;
+  std::vector<Sequence*> entries_;
   std::vector<std::uint32_t> lives_;  // by entry: times it was opened
   std::vector<int> free_entries_;
   std::vector<int> free_rows_;

@@ -8,11 +8,41 @@
 
 namespace lariat::blocks {
 
-Status BlockManager::CheckCommit(const PlannedStep& step, std::span<const StepCommit> commits) {
+Status BlockManager::CheckCommit(PlannedStep& step, std::span<const StepCommit> commits) {
   if (Status idle = CheckIdle(); !idle.ok()) return idle;
   assert(step.phase == StepPhase::kPrepared);
   if (live_[0] != &step) {
     return NotReady("step " + std::to_string(live_[0]->id) + " is live and was planned earlier");
+  }
+  if (Status matched = MatchCommits(step, commits); !matched.ok()) return matched;
+  // What the Commit may release: blocks behind the kept rows, and those that merge.
+  std::int64_t count = 0;
+  for (std::size_t i = 0; i < step.rows.size(); ++i) {
+    const PlannedItem& item = step.items[i];
+    const Sequence& sequence = sequences_.at(item.sequence);
+    if (!sequence.open || sequence.id != step.rows[i].sequence) continue;  // closed since
+    std::int64_t kept = step.rows[i].count, given = 0;
+    if (item.commit >= 0) {
+      const StepCommit& commit = commits[static_cast<std::size_t>(item.commit)];
+      if (Status s = CheckEntry(step, i, commit, sequence); !s.ok()) return s;
+      kept = commit.kept;
+      given = std::ssize(commit.tokens);
+    }
+    const std::int64_t end = EndOf(step, i, kept);
+    if (sequence.last_step == step.id) count += BlocksFor(sequence.reach) - BlocksFor(end);
+    count += BlocksToIndex(sequence, end, sequence.known() + given);
+  }
+  ReserveReleases(count * GroupCount());
+  return {};
+}
+
+// Says of each item which entry is its own. Those of closed sequences are ignored.
+Status BlockManager::MatchCommits(PlannedStep& step, std::span<const StepCommit> commits) {
+  std::size_t same = commits.size() == step.rows.size() ? 0 : commits.size() + 1;
+  while (same < commits.size() && commits[same].sequence == step.rows[same].sequence) ++same;
+  if (same == commits.size()) {  // in the order of the items, as most are
+    for (std::size_t i = 0; i < same; ++i) step.items[i].commit = static_cast<std::int32_t>(i);
+    return {};
   }
   ++stamp_;
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
@@ -20,8 +50,8 @@ Status BlockManager::CheckCommit(const PlannedStep& step, std::span<const StepCo
     if (!sequence.open || sequence.id != step.rows[i].sequence) continue;  // closed since
     sequence.stamp = stamp_;
     sequence.stamp_item = static_cast<std::int32_t>(i);
-    sequence.stamp_commit = -1;
   }
+  for (PlannedItem& item : step.items) item.commit = -1;
   for (std::size_t c = 0; c < commits.size(); ++c) {
     const SequenceId id = commits[c].sequence;
     Sequence* sequence = sequences_.Find(id);
@@ -31,31 +61,11 @@ Status BlockManager::CheckCommit(const PlannedStep& step, std::span<const StepCo
       if (closed) continue;
       return InvalidArgument(NameOf(id) + " is not in step " + std::to_string(step.id));
     }
-    if (sequence->stamp_commit != -1) return InvalidArgument(NameOf(id) + " is named twice");
-    sequence->stamp_commit = static_cast<std::int32_t>(c);
-    if (Status entry = CheckEntry(step, commits[c], sequence->stamp_item); !entry.ok()) {
-      return entry;
-    }
+    PlannedItem& item = step.items[static_cast<std::size_t>(sequence->stamp_item)];
+    if (item.commit != -1) return InvalidArgument(NameOf(id) + " is named twice");
+    item.commit = static_cast<std::int32_t>(c);
   }
-  ReserveCommit(step, commits);
   return {};
-}
-
-// Room for what the Commit may release: blocks behind the kept rows, and those that merge.
-// REQUIRES: stamps of the CheckCommit that runs.
-void BlockManager::ReserveCommit(const PlannedStep& step, std::span<const StepCommit> commits) {
-  std::int64_t count = 0;
-  for (std::size_t i = 0; i < step.rows.size(); ++i) {
-    const Sequence& sequence = sequences_.at(step.items[i].sequence);
-    if (!sequence.open || sequence.id != step.rows[i].sequence) continue;
-    const std::int32_t c = sequence.stamp_commit;
-    const StepCommit* commit = c == -1 ? nullptr : &commits[static_cast<std::size_t>(c)];
-    const std::int64_t end = EndOf(step, i, commit == nullptr ? step.rows[i].count : commit->kept);
-    if (sequence.last_step == step.id) count += std::ssize(sequence.table) - BlocksFor(end);
-    count += BlocksToIndex(sequence, end,
-                           sequence.known() + (commit == nullptr ? 0 : std::ssize(commit->tokens)));
-  }
-  ReserveReleases(count * GroupCount());
 }
 
 // Makes room for so many more releases in each live step, so that none fails halfway through a
@@ -68,24 +78,10 @@ void BlockManager::ReserveReleases(std::int64_t count) {
   }
 }
 
-// The full blocks that would enter the index, or merge, with so many settled rows and known ids.
-std::int64_t BlockManager::BlocksToIndex(const Sequence& sequence, std::int64_t settled,
-                                         std::int64_t known) const {
-  if (!config_.reuse || !sequence.indexable) return 0;
-  const std::int64_t full = std::min(settled, known) / config_.block_size;
-  return std::max<std::int64_t>(0, full - sequence.indexed);
-}
-
-// Where the first `kept` rows of an item end.
-std::int64_t BlockManager::EndOf(const PlannedStep& step, std::size_t index, std::int64_t kept) {
-  return std::min<std::int64_t>(step.rows[index].start + kept, step.items[index].limit);
-}
-
-Status BlockManager::CheckEntry(const PlannedStep& step, const StepCommit& commit,
-                                int index) const {
-  const StepRows& rows = step.rows[static_cast<std::size_t>(index)];
-  const PlannedItem& item = step.items[static_cast<std::size_t>(index)];
-  const Sequence& sequence = *sequences_.Find(commit.sequence);
+Status BlockManager::CheckEntry(const PlannedStep& step, std::size_t index,
+                                const StepCommit& commit, const Sequence& sequence) {
+  const StepRows& rows = step.rows[index];
+  const PlannedItem& item = step.items[index];
   const std::int64_t alive = std::max<std::int64_t>(0, item.limit - rows.start);
   const std::int64_t least = std::min<std::int64_t>(item.certain, alive);
   if (commit.kept < least || commit.kept > rows.count) {
@@ -113,7 +109,7 @@ void BlockManager::Commit(PlannedStep& step, std::span<const StepCommit> commits
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
     const Sequence& sequence = sequences_.at(step.items[i].sequence);
     if (!sequence.open || sequence.id != step.rows[i].sequence) continue;
-    const std::int32_t commit = sequence.stamp_commit;
+    const std::int32_t commit = step.items[i].commit;
     SettleItem(step, i, commit == -1 ? nullptr : &commits[static_cast<std::size_t>(commit)]);
   }
   EndStep(step, /*discarded=*/false);
@@ -129,18 +125,22 @@ void BlockManager::SettleItem(PlannedStep& step, std::size_t index, const StepCo
   tokens_committed_ += std::max<std::int64_t>(0, end - rows.start);
   sequence.settled = end;
   if (sequence.last_step == step.id) {  // no later rows: the sequence ends here
-    sequence.planned = sequence.reach = end;
-    ShrinkTable(sequence, BlocksFor(end));
+    sequence.planned = end;
+    if (sequence.reach != end) {
+      sequence.reach = end;
+      ShrinkTable(sequence, BlocksFor(end));
+    }
   }
   if (commit != nullptr && !commit->tokens.empty() && sequence.known() < end) {
-    const std::int64_t wanted = std::min<std::int64_t>(
-        static_cast<std::int64_t>(commit->tokens.size()), end - sequence.known());
-    sequence.ids.insert(sequence.ids.end(), commit->tokens.begin(),
-                        commit->tokens.begin() + wanted);
+    const auto wanted = static_cast<std::size_t>(
+        std::min<std::int64_t>(std::ssize(commit->tokens), end - sequence.known()));
+    for (const TokenId token : commit->tokens.first(wanted)) sequence.ids.push_back(token);
   }
-  SettleBlocks(step, index, end);
+  // Nothing changes for a block that held settled rows before.
+  const bool in_held = item.tail_held && item.new_blocks == 0 && !config_.track_writes;
+  if (!in_held) SettleBlocks(step, index, end);
   IndexFullBlocks(sequence);
-  SlideOut(sequence);
+  if (sides_.any()) SlideOut(sequence);
 }
 
 // The blocks that the kept rows, up to `end`, were written to become held. They are those of the
@@ -148,7 +148,7 @@ void BlockManager::SettleItem(PlannedStep& step, std::size_t index, const StepCo
 void BlockManager::SettleBlocks(PlannedStep& step, std::size_t index, std::int64_t end) {
   const StepRows& rows = step.rows[index];
   const PlannedItem& item = step.items[index];
-  const std::int64_t tail = rows.start / config_.block_size;
+  const std::int64_t tail = BlockAt(rows.start);
   // A copy holds rows from before the step, so it counts even where none of the step's is kept.
   if (item.cow_target != kNoBlock && tail < BlocksFor(end)) {
     pool_.Settle(item.cow_target);
@@ -221,6 +221,7 @@ void BlockManager::DiscardItem(PlannedStep& step, std::size_t index) {
   const std::int64_t tail = rows.start / config_.block_size;
   if (item.cow_target == kNoBlock || tail >= BlocksFor(end)) return;
   // The tables get their sources back; the copies go with the step.
+  sequence.owns_tail = false;
   RestoreSources(step, index, /*claim=*/true);
   pool_.Claim(item.cow_source);
   sequence.table[static_cast<std::size_t>(tail)] = item.cow_source;
@@ -263,19 +264,13 @@ void BlockManager::EndStep(PlannedStep& step, bool discarded) {
   step.phase = StepPhase::kEnded;
 }
 
-void BlockManager::IndexFullBlocks(Sequence& sequence) {
-  IndexNewBlocks(sequence);
-  RetainNewBlocks(sequence);
-}
-
 // Puts the sequence's full blocks with known ids into the index, one below the other. A block whose
 // equal is indexed already gives way to that one.
+// REQUIRES: there are some.
 void BlockManager::IndexNewBlocks(Sequence& sequence) {
-  if (!config_.reuse || !sequence.indexable) return;
-  const std::int64_t full = std::min(sequence.settled, sequence.known()) / config_.block_size;
+  const std::int64_t full = BlockAt(std::min(sequence.settled, sequence.known()));
   const std::span<const TokenId> ids = sequence.ids;
   const auto first = static_cast<std::size_t>(sequence.indexed);
-  if (sequence.indexed >= full) return;
   std::int32_t parent = first == 0 ? sequence.root : index_.node(sequence.table[first - 1]);
   for (; sequence.indexed < full; ++sequence.indexed) {
     const auto n = static_cast<std::size_t>(sequence.indexed);
@@ -329,6 +324,7 @@ NodeId BlockManager::Index(std::int32_t parent, std::span<const TokenId> tokens,
 
 // only: the step that took the blocks, where no earlier one knows them
 void BlockManager::ShrinkTable(Sequence& sequence, std::int64_t blocks, PlannedStep* only) {
+  sequence.owns_tail = false;
   while (static_cast<std::int64_t>(sequence.table.size()) > blocks) {
     const auto release = [&](BlockId block) {
       only == nullptr ? Release(sequence, block) : ReleaseWith(*only, block, -1);
@@ -369,9 +365,10 @@ PlannedStep* BlockManager::LastLiveStep(int entry) {
   return found == live_.rend() ? nullptr : *found;
 }
 
-void BlockManager::DropReference(BlockId block) {
+//   late: a copy still reads it: others are to be taken first
+void BlockManager::DropReference(BlockId block, bool late) {
   const bool cached = IsCached(block);
-  if (pool_.Unclaim(block, cached) && cached) AddIdle(block);
+  if (pool_.Unclaim(block, cached, late) && cached) AddIdle(block);
 }
 
 // Lets the last block of a sequence that ends be found by the tokens that it holds, though it is
@@ -403,7 +400,7 @@ void BlockManager::DropSequence(Sequence& sequence) {
     if (pinned) pool_.Unpin(block);
     DropReference(block);
   });
-  for (auto host = sequence.places.rbegin(); host != sequence.places.rend(); ++host) Unhold(*host);
+  ForEachPlace(sequence, [&](HostId host) { Unhold(host); });
   index_.DropRoot(sequence.root);
   sequences_.Recycle(sequence);
 }

@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "blocks/block_pool.h"
+#include "blocks/prefix_index.h"
+#include "blocks/transfer.h"
 #include "lariat/cache_config.h"
 
 namespace lariat::blocks {
@@ -45,18 +47,27 @@ class SidePages {
   bool any() const { return !sides_.empty(); }
   const Reach& reach(std::size_t side) const { return sides_[side]; }
 
-  // Makes room for block ids below `blocks`.
-  void Grow(std::size_t blocks) {
+  // Makes room for block ids below `blocks` and, where there is a host tier, for nodes below
+  // `nodes`.
+  void Grow(std::size_t blocks, std::size_t nodes) {
     if (!any() || blocks <= owners_.size()) return;
     owners_.resize(blocks);
     pages_.resize(blocks * count(), kNoBlock);
+    hosts_.resize(nodes * count(), kNoHost);
   }
 
   // The side's block of a text whose block of the first group is `block`.
   BlockId page(BlockId block, std::size_t side) const { return pages_[Index(block, side)]; }
   // The first group's block beside which a side's block is cached; kNoBlock: it is not.
   BlockId owner(BlockId page) const { return any() ? owners_[page].block : kNoBlock; }
-  std::int64_t size() const { return size_; }
+  std::size_t side(BlockId page) const { return static_cast<std::size_t>(owners_[page].side); }
+  std::int64_t size() const { return size_; }  // blocks of sides that are cached
+
+  // The side's place in the host tier of a text.
+  HostId host(NodeId node, std::size_t side) const {
+    return hosts_.empty() ? kNoHost : hosts_[Index(node, side)];
+  }
+  void SetHost(NodeId node, std::size_t side, HostId host) { hosts_[Index(node, side)] = host; }
 
   void Attach(BlockId block, std::size_t side, BlockId page) {
     pages_[Index(block, side)] = page;
@@ -80,13 +91,14 @@ class SidePages {
     BlockId block = kNoBlock;
     std::int32_t side = 0;
   };
-  std::size_t Index(BlockId block, std::size_t side) const {
-    return static_cast<std::size_t>(block) * count() + side;
+  std::size_t Index(std::int32_t of, std::size_t side) const {
+    return static_cast<std::size_t>(of) * count() + side;
   }
 
   const std::vector<Reach> sides_;
   std::vector<BlockId> pages_;  // [blocks, sides]
   std::vector<Owner> owners_;   // by block of a side
+  std::vector<HostId> hosts_;   // [nodes, sides]; empty: there is no host tier
   std::int64_t size_ = 0;
 };
 

@@ -10,8 +10,10 @@ namespace lariat::blocks {
 // --- Hits -------------------------------------------------------------------------------------
 
 // How many leading blocks of a path can be used: so many that each side has what its window wants.
-std::int64_t BlockManager::UsableBlocks(std::span<const BlockId> path) const {
-  std::int64_t usable = std::ssize(path);
+//   has(b, side): whether there is a block of that side beside the path's b-th one
+template <class Has>
+std::int64_t BlockManager::UsableBlocks(std::int64_t blocks, Has has) const {
+  std::int64_t usable = blocks;
   for (bool again = sides_.any(); again;) {
     again = false;
     for (std::size_t side = 0; side < sides_.count(); ++side) {
@@ -19,7 +21,7 @@ std::int64_t BlockManager::UsableBlocks(std::span<const BlockId> path) const {
       const std::int64_t first =
           sides_.reach(side).First(usable * config_.block_size) / config_.block_size;
       for (std::int64_t b = usable - 1; b >= first; --b) {
-        if (sides_.page(path[static_cast<std::size_t>(b)], side) != kNoBlock) continue;
+        if (has(b, side)) continue;
         usable = b;
         again = true;
         break;
@@ -29,18 +31,68 @@ std::int64_t BlockManager::UsableBlocks(std::span<const BlockId> path) const {
   return usable;
 }
 
-// Whether the path and the first tokens of one more block can be used.
-bool BlockManager::CanUse(std::span<const BlockId> path, const NearestChild& partial) const {
-  const std::int64_t blocks = std::ssize(path);
-  const std::int64_t length = blocks * config_.block_size + partial.tokens;
+// Whether so many blocks and the first `tokens` tokens of one more can be used.
+template <class Has>
+bool BlockManager::CanUse(std::int64_t blocks, std::int64_t tokens, Has has) const {
+  const std::int64_t length = blocks * config_.block_size + tokens;
   for (std::size_t side = 0; side < sides_.count(); ++side) {
     const std::int64_t first = sides_.reach(side).First(length);
-    if (first < length && sides_.page(partial.block, side) == kNoBlock) return false;
-    for (std::int64_t b = first / config_.block_size; b < blocks; ++b) {
-      if (sides_.page(path[static_cast<std::size_t>(b)], side) == kNoBlock) return false;
+    if (first == length) continue;
+    for (std::int64_t b = first / config_.block_size; b <= blocks; ++b) {
+      if (!has(b, side)) return false;
     }
   }
   return true;
+}
+
+std::int64_t BlockManager::UsableBlocks(std::span<const BlockId> path) const {
+  return UsableBlocks(std::ssize(path), [&](std::int64_t b, std::size_t side) {
+    return sides_.page(path[static_cast<std::size_t>(b)], side) != kNoBlock;
+  });
+}
+
+bool BlockManager::CanUse(std::span<const BlockId> path, const NearestChild& partial) const {
+  const std::int64_t blocks = std::ssize(path);
+  return CanUse(blocks, partial.tokens, [&](std::int64_t b, std::size_t side) {
+    const BlockId owner = b < blocks ? path[static_cast<std::size_t>(b)] : partial.block;
+    return sides_.page(owner, side) != kNoBlock;
+  });
+}
+
+// The longest prefix of a prompt that a Fetch could make use of.
+BlockManager::TierPath BlockManager::FindInTiers(std::span<const TokenId> prompt,
+                                                 RootId root) const {
+  TierPath found;
+  const std::int64_t reusable = ReusableTokens(std::ssize(prompt));
+  std::int32_t parent = root;
+  std::int64_t blocks = 0, in_tail = 0;
+  while (true) {
+    const auto next = NextTokens(prompt, static_cast<std::size_t>(blocks), reusable);
+    if (next.empty()) break;
+    NearestChild nearest = index_.Nearest(parent, next);
+    const NearestChild on_host = index_.NearestOnHost(parent, next);
+    if (on_host.tokens > nearest.tokens) nearest = on_host;
+    const bool whole = nearest.tokens == config_.block_size;
+    if (nearest.node == kNoNode || (!whole && !config_.token_reuse)) break;
+    found.nodes.push_back(nearest.node);
+    if (!whole) {
+      in_tail = nearest.tokens;
+      break;
+    }
+    ++blocks;
+    parent = nearest.node;
+  }
+  const auto has = [&](std::int64_t b, std::size_t side) {
+    const NodeId node = found.nodes[static_cast<std::size_t>(b)];
+    return BlockOf(node, static_cast<int>(side)) != kNoBlock || sides_.host(node, side) != kNoHost;
+  };
+  if (in_tail > 0 && !CanUse(blocks, in_tail, has)) in_tail = 0;
+  if (in_tail == 0) {
+    blocks = UsableBlocks(blocks, has);
+    found.nodes.resize(static_cast<std::size_t>(blocks));
+  }
+  found.tokens = blocks * config_.block_size + in_tail;
+  return found;
 }
 
 // Shortens a match to what can be used of it.
@@ -90,7 +142,7 @@ void BlockManager::TakeHitSides(Sequence& sequence, std::int64_t hit) const {
   }
 }
 
-// Of a copy-on-write of the step's next item, or its `item`: the blocks beside its source.
+// Of a copy-on-write of the step's `item`: the blocks beside its source.
 //   source_of(side): kNoBlock where there is nothing to copy
 template <class SourceOf>
 void BlockManager::CopySides(PlannedStep& step, std::size_t item, int entry, SourceOf source_of) {
@@ -106,7 +158,7 @@ void BlockManager::CopySides(PlannedStep& step, std::size_t item, int entry, Sou
 }
 
 void BlockManager::CopyHitSides(PlannedStep& step, BlockId source, int entry) {
-  CopySides(step, step.items.size(), entry, [&](std::size_t side) {
+  CopySides(step, step.items.size() - 1, entry, [&](std::size_t side) {
     const BlockId page = sides_.page(source, side);
     if (page != kNoBlock) Claim(page, step.undo);
     return page;
@@ -234,8 +286,7 @@ void BlockManager::AttachSides(Sequence& sequence, std::size_t n, BlockId owner)
     if (cached == mine) continue;
     if (cached == kNoBlock) {
       if (sides_.owner(mine) != kNoBlock) continue;  // beside another text, that a fork was given
-      sides_.Attach(owner, side, mine);
-      idle_.Enter(mine, idle_.lane(owner));
+      AttachSide(owner, side, mine);
       continue;
     }
     // A fork that shares it goes on with it: only the blocks of one owner alone may change.
@@ -248,6 +299,19 @@ void BlockManager::AttachSides(Sequence& sequence, std::size_t n, BlockId owner)
     sequence.first_dirty = std::min(sequence.first_dirty, static_cast<std::int64_t>(n));
     ++merged_;
     Release(sequence, copy);
+  }
+}
+
+// A block of a side, which somebody holds, is cached beside `owner` from now on.
+void BlockManager::AttachSide(BlockId owner, std::size_t side, BlockId page) {
+  sides_.Attach(owner, side, page);
+  idle_.Enter(page, idle_.lane(owner));
+  if (!has_tier()) return;
+  const NodeId node = index_.node(owner);
+  if (const HostId host = sides_.host(node, side); host != kNoHost) {
+    host_.Move(host, HostPool::kAlone, HostPool::kOnDevice);
+  } else if (config_.write == WritePolicy::kThrough) {
+    Write(node, static_cast<int>(side));
   }
 }
 

@@ -22,28 +22,35 @@ HostId BlockManager::TakePlace() {
   // Copies of what is on the device stay: to write one victim is not worth another one's copy.
   if (oldest == kNoHost) return kNoHost;
   ++host_evicted_;
-  Forget(host_.node(oldest));
+  const NodeId node = host_.node(oldest);
+  host_.side(oldest) < 0 ? static_cast<void>(Forget(node)) : DropPlace(node, host_.side(oldest));
   return host_.TakeFree();
 }
 
-void BlockManager::GivePlace(NodeId node, HostId host) {
-  const BlockId block = index_.block(node);
-  index_.SetHost(node, host);
-  host_.SetNode(host, node);
+void BlockManager::GivePlace(NodeId node, int side, HostId host) {
+  const BlockId block = BlockOf(node, side);
+  SetHost(node, side, host);
+  host_.SetNode(host, node, side);
   host_.source(host) = {block, pool_.generation(block)};
 }
 
-// The node has no copy any more.
-void BlockManager::DropPlace(NodeId node) {
-  const HostId host = index_.host(node);
+// The node has no copy of this group's block any more.
+void BlockManager::DropPlace(NodeId node, int side) {
+  const HostId host = HostOf(node, side);
   if (host == kNoHost) return;
-  index_.SetHost(node, kNoHost);
-  host_.DropNode(host, ListOf(node));
+  const HostPool::List list = ListOf(host);
+  SetHost(node, side, kNoHost);
+  host_.DropNode(host, list);
+}
+
+// Nor of any other.
+void BlockManager::DropPlaces(NodeId node) {
+  for (int side = -1; side < static_cast<int>(sides_.count()); ++side) DropPlace(node, side);
 }
 
 void BlockManager::Unhold(HostId host) {
   const NodeId node = host_.node(host);
-  host_.Unhold(host, node == kNoNode ? HostPool::kAlone : ListOf(node));
+  host_.Unhold(host, node == kNoNode ? HostPool::kAlone : ListOf(host));
 }
 
 // --- Eviction from the device -----------------------------------------------------------------
@@ -51,7 +58,12 @@ void BlockManager::Unhold(HostId host) {
 // The block of a victim, which is not idle any more, serves something else from now on.
 void BlockManager::Evict(BlockId victim) {
   idle_.Leave(victim);
-  if (sides_.owner(victim) != kNoBlock) return sides_.Detach(victim);
+  if (const BlockId owner = sides_.owner(victim); owner != kNoBlock) {
+    const HostId copy = sides_.host(index_.node(owner), sides_.side(victim));
+    sides_.Detach(victim);
+    if (copy != kNoHost) host_.Move(copy, HostPool::kOnDevice, HostPool::kAlone);
+    return;
+  }
   const NodeId node = index_.node(victim);
   assert(!HasSides(victim));  // those are evicted before it
   if (!has_tier()) return index_.Erase(node);
@@ -63,24 +75,25 @@ void BlockManager::Evict(BlockId victim) {
   }
   // Nobody finds what is below it in the host tier without it.
   for (NodeId child; (child = index_.HostChild(node)) != kNoNode;) Forget(child);
+  DropPlaces(node);
   index_.Erase(node);
 }
 
 // --- Writes -----------------------------------------------------------------------------------
 
-// Makes a copy of a node on the device, unless it has one. False: there is no place for it.
-bool BlockManager::Write(NodeId node) {
-  if (index_.host(node) != kNoHost) return true;
+// Makes a copy of a node's block on the device, unless it has one. False: there is no place for it.
+bool BlockManager::Write(NodeId node, int side) {
+  if (HostOf(node, side) != kNoHost) return true;
   const HostId host = TakePlace();
   if (host == kNoHost) return false;
-  GivePlace(node, host);
+  GivePlace(node, side, host);
   host_.Unhold(host, HostPool::kOnDevice);
-  writes_.push_back({index_.block(node), host});  // a block is written once, so there is room
+  writes_.push_back({BlockOf(node, side), host});  // a block is written once, so there is room
   return true;
 }
 
 void BlockManager::NoteIndexed(NodeId node) {
-  if (config_.write == WritePolicy::kThrough) Write(node);
+  if (config_.write == WritePolicy::kThrough) Write(node, -1);
 }
 
 // The hit of a first plan that was prepared.
@@ -89,7 +102,12 @@ void BlockManager::NoteHits(const StepRows& rows, const Sequence& sequence) {
   const std::int64_t blocks = rows.hit / config_.block_size;
   for (std::int64_t b = 0; b < blocks; ++b) {
     const NodeId node = index_.node(sequence.table[static_cast<std::size_t>(b)]);
-    if (index_.Hit(node) >= config_.write_after_hits) Write(node);
+    if (index_.Hit(node) < config_.write_after_hits) continue;
+    Write(node, -1);
+    for (std::size_t side = 0; side < sides_.count(); ++side) {
+      const bool claimed = b >= sequence.sides[side].slid;
+      if (claimed) Write(node, static_cast<int>(side));
+    }
   }
 }
 
@@ -106,7 +124,11 @@ void BlockManager::KeepClean() {
   clean_ = 0;
   looked_at_ = idle_.changes();
   for (const BlockId block : next_victims_) {
-    if (!Write(index_.node(block))) break;
+    const BlockId owner = sides_.owner(block);
+    const bool written = owner == kNoBlock
+                             ? Write(index_.node(block), -1)
+                             : Write(index_.node(owner), static_cast<int>(sides_.side(block)));
+    if (!written) break;
     ++clean_;
   }
 }
@@ -143,20 +165,19 @@ void BlockManager::Spoil(HostId host) {
   host_.SetBad(host);
   const NodeId node = host_.node(host);
   if (node == kNoNode) return;
-  if (index_.block(node) == kNoBlock) {
+  if (host_.side(host) < 0 && index_.block(node) == kNoBlock) {
     Forget(node);
   } else {
-    DropPlace(node);
+    DropPlace(node, host_.side(host));
   }
 }
 
 // Suspended sequences do not come back from spoilt places.
 void BlockManager::NoteSpoiled() {
   for (const auto& sequence : sequences_.entries()) {
-    const auto& places = sequence->places;
-    if (std::none_of(places.begin(), places.end(), [&](HostId h) { return host_.bad(h); })) {
-      continue;
-    }
+    bool bad = false;
+    ForEachPlace(*sequence, [&](HostId host) { bad |= host_.bad(host); });
+    if (!bad) continue;
     sequence->corrupt = true;
     sequence->indexable = false;
   }
@@ -171,6 +192,9 @@ std::uint64_t BlockManager::FenceOf(const PlannedStep& step) const {
   }
   for (const PlannedItem& item : step.items) {
     if (item.tail_block != kNoBlock) fence = std::max(fence, read_by_[item.tail_block]);
+  }
+  for (const BlockId tail : step.side_tails) {
+    if (tail != kNoBlock) fence = std::max(fence, read_by_[tail]);
   }
   return fence;
 }
@@ -203,6 +227,11 @@ std::int64_t BlockManager::HostTokens(std::int32_t parent, std::span<const Token
 
 // The same of a sequence whose match on the device was brought up to date.
 std::int64_t BlockManager::HostTokens(const Sequence& sequence, std::vector<HostId>* path) const {
+  if (sides_.any()) {
+    const std::int64_t here =
+        sequence.match_blocks * config_.block_size + sequence.match_partial.tokens;
+    return std::max(here, FindInTiers(sequence.prompt(), sequence.root).tokens);
+  }
   const auto& blocks = sequence.match_path;
   const std::int32_t parent = blocks.empty() ? sequence.root : index_.node(blocks.back());
   const std::int64_t reusable = ReusableTokens(sequence.prompt_length);

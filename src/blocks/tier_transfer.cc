@@ -39,18 +39,49 @@ Result<TransferId> BlockManager::Fetch(SequenceId id) {
     return InvalidArgument(NameOf(id) + " was planned already: its prefix hit is decided");
   }
   ExtendMatch(sequence);
+  if (sides_.any()) {
+    const TierPath path = FindInTiers(sequence.prompt(), sequence.root);
+    const std::int64_t here =
+        sequence.match_blocks * config_.block_size + sequence.match_partial.tokens;
+    if (path.tokens <= here) return TransferId::kNone;
+    transfers_.push_back(
+        MakeTransfer(id, path.nodes.size() * static_cast<std::size_t>(GroupCount())));
+    AddTierPath(path, transfers_.back());
+    return OpenTransfer();
+  }
   std::vector<HostId> path;
   HostTokens(sequence, &path);
   if (path.empty()) return TransferId::kNone;
   transfers_.push_back(MakeTransfer(id, sequence.match_path.size() + path.size()));
   Transfer& transfer = transfers_.back();
-  for (const BlockId block : sequence.match_path) AddBlock(block, kNoHost, transfer);
-  for (const HostId host : path) {
-    const HostId previous = host_.Hold(host, HostPool::kAlone);
-    AddPlace(host, transfer);
-    transfer.items.back().previous = previous;
-  }
+  for (const BlockId block : sequence.match_path) AddBlock(block, kNoHost, -1, transfer);
+  for (const HostId host : path) AddCopy(host, -1, transfer);
   return OpenTransfer();
+}
+
+// The path, and what the windows before its end want.
+void BlockManager::AddTierPath(const TierPath& path, Transfer& transfer) {
+  for (int side = -1; side < static_cast<int>(sides_.count()); ++side) {
+    std::int64_t first = 0;
+    if (side >= 0) {
+      const Reach& reach = sides_.reach(static_cast<std::size_t>(side));
+      first = reach.First(path.tokens);
+      if (first == path.tokens) continue;
+      first /= config_.block_size;
+    }
+    for (auto n = static_cast<std::size_t>(first); n < path.nodes.size(); ++n) {
+      const BlockId block = BlockOf(path.nodes[n], side);
+      block == kNoBlock ? AddCopy(HostOf(path.nodes[n], side), side, transfer)
+                        : AddBlock(block, kNoHost, side, transfer);
+    }
+  }
+}
+
+// A cached copy, which the transfer holds.
+void BlockManager::AddCopy(HostId host, int side, Transfer& transfer) {
+  const HostId previous = host_.Hold(host, HostPool::kAlone);
+  AddPlace(host, side, transfer);
+  transfer.items.back().previous = previous;
 }
 
 Result<TransferId> BlockManager::Resume(SequenceId id) {
@@ -60,15 +91,13 @@ Result<TransferId> BlockManager::Resume(SequenceId id) {
   Sequence& sequence = **found;
   if (sequence.in_transit) return CheckHere(sequence);
   if (!sequence.suspended) return InvalidArgument(NameOf(id) + " is not suspended");
-  transfers_.push_back(MakeTransfer(id, sequence.places.size()));
+  transfers_.push_back(
+      MakeTransfer(id, sequence.places.size() * static_cast<std::size_t>(GroupCount())));
   Transfer& transfer = transfers_.back();
   transfer.resumes = true;
-  bool waits = false;
-  for (const HostId host : sequence.places) {
-    const NodeId node = host_.node(host);
-    const BlockId block = node == kNoNode ? kNoBlock : index_.block(node);
-    waits |= block == kNoBlock;
-    block == kNoBlock ? AddPlace(host, transfer) : AddBlock(block, host, transfer);
+  bool waits = AddToResume(sequence.places, -1, transfer);
+  for (std::size_t side = 0; side < sides_.count(); ++side) {
+    waits |= AddToResume(sequence.sides[side].places, static_cast<int>(side), transfer);
   }
   if (waits) return OpenTransfer();
   Depart(transfer);
@@ -79,17 +108,30 @@ Result<TransferId> BlockManager::Resume(SequenceId id) {
   return TransferId::kNone;
 }
 
+// The blocks that a suspended sequence has of one group. Whether some are not on the device.
+bool BlockManager::AddToResume(std::span<const HostId> places, int side, Transfer& transfer) {
+  bool waits = false;
+  for (const HostId host : places) {
+    const NodeId node = host_.node(host);
+    const BlockId block = node == kNoNode ? kNoBlock : BlockOf(node, side);
+    waits |= block == kNoBlock;
+    block == kNoBlock ? AddPlace(host, side, transfer) : AddBlock(block, host, side, transfer);
+  }
+  return waits;
+}
+
 // One of the sequence's blocks is on the device.
-void BlockManager::AddBlock(BlockId block, HostId host, Transfer& transfer) {
+void BlockManager::AddBlock(BlockId block, HostId host, int side, Transfer& transfer) {
   Claim(block, transfer.undo);
-  transfer.items.push_back({.block = block, .host = host});
+  transfer.items.push_back({.block = block, .host = host, .side = side});
 }
 
 // One is not, but may be on its way.
-void BlockManager::AddPlace(HostId host, Transfer& transfer) {
+void BlockManager::AddPlace(HostId host, int side, Transfer& transfer) {
   const BlockId incoming = host_.incoming(host);
   if (incoming != kNoBlock) Claim(incoming, transfer.undo);
-  transfer.items.push_back({.block = incoming, .host = host, .copied = incoming == kNoBlock});
+  transfer.items.push_back(
+      {.block = incoming, .host = host, .copied = incoming == kNoBlock, .side = side});
 }
 
 // Takes the blocks that the last transfer's copies go to, or takes it all back.
@@ -156,6 +198,7 @@ void BlockManager::Depart(Transfer& transfer) {
   pool_.NotePeak();
   Sequence& sequence = *sequences_.Find(transfer.sequence);
   sequence.places.clear();
+  for (SideTable& side : sequence.sides) side.places.clear();
   sequence.suspended = false;
 }
 
@@ -216,7 +259,14 @@ void BlockManager::Land(Transfer& transfer, bool failed) {
     sequence->indexed = 0;
     return LetGo(transfer);
   }
-  for (const Transfer::Item& item : transfer.items) sequence->table.push_back(item.block);
+  for (SideTable& side : sequence->sides) {
+    side.table.assign(static_cast<std::size_t>(side.slid), kNoBlock);
+  }
+  for (const Transfer::Item& item : transfer.items) {
+    auto& table = item.side < 0 ? sequence->table
+                                : sequence->sides[static_cast<std::size_t>(item.side)].table;
+    table.push_back(item.block);
+  }
   sequence->retained = 0;  // blocks that were away have lost what they were given
   RetainNewBlocks(*sequence);
   for (auto item = transfer.items.rbegin(); item != transfer.items.rend(); ++item) {
@@ -229,6 +279,10 @@ void BlockManager::Attach(Transfer::Item& item) {
   const NodeId node = host_.node(item.host);
   if (node == kNoNode) return;  // forgotten since, spoilt, or never cached
   const BlockId block = index_.block(node);
+  if (item.side >= 0) {
+    if (block != kNoBlock) AttachToSide(item, block, static_cast<std::size_t>(item.side));
+    return;
+  }
   if (block == item.block) return;
   if (block == kNoBlock) {
     const std::int32_t parent = index_.parent(node);
@@ -242,6 +296,17 @@ void BlockManager::Attach(Transfer::Item& item) {
   pool_.Claim(block);
   DropReference(item.block);
   item.block = block;
+}
+
+// The same of a block of a side.
+void BlockManager::AttachToSide(Transfer::Item& item, BlockId owner, std::size_t side) {
+  const BlockId page = sides_.page(owner, side);
+  if (page == item.block) return;
+  if (page == kNoBlock) return AttachSide(owner, side, item.block);
+  if (pool_.state(page) == BlockState::kIdle) idle_.Remove(page);
+  pool_.Claim(page);
+  DropReference(item.block);
+  item.block = page;
 }
 
 // Nobody needs what the transfer holds: it stays cached, as the most recent.

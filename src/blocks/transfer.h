@@ -29,12 +29,14 @@ struct Transfer {
   std::uint64_t fence = 0;
 
   // --- The block manager's own ---
-  // What the transfer holds, from the root on: the blocks of a path, or of a sequence.
+  // What the transfer holds, from the root on: the blocks of a path, or of a sequence; those of the
+  // first group first.
   struct Item {
     BlockId block = kNoBlock;   // one reference
     HostId host = kNoHost;      // one hold; kNoHost: the block was on the device
     HostId previous = kNoHost;  // the place before it when it was held, to undo that
     bool copied = false;        // by this transfer; else by an earlier one, or not at all
+    int side = -1;              // of what group the block is; -1: of the first one
   };
   std::vector<Item> items;
   bool resumes = false;

@@ -222,9 +222,6 @@ Status ResolveHost(const CacheConfig& config, ResolvedConfig& resolved) {
   if (config.memory.unlimited) {
     return Unsupported("host beside memory.unlimited: nothing would ever be evicted");
   }
-  if (resolved.groups.size() > 1) {
-    return Unsupported("host with layers of several kinds or windows: not built");
-  }
   if (config.layout == Layout::kLayerMajor) {
     return Unsupported("host with layout layer_major: a host tier holds block_major blocks only");
   }
@@ -270,10 +267,10 @@ StepArraySizes SizeStepArrays(const CacheConfig& config, const ResolvedConfig& r
   // Header, entries, every table entry changed, every position given.
   sizes.upload_bytes = static_cast<std::int64_t>(sizeof(StepHeader)) +
                        sequences * static_cast<std::int64_t>(sizeof(StepEntry)) + table + positions;
-  // Positions, choices, cu_seqlens, seqused_k, the fault word, the upload; and of each group slots,
-  // filled, both tables.
+  // Positions, choices, cu_seqlens, seqused_k, the fault word; and of each group slots, filled,
+  // both tables.
   sizes.device_bytes = positions + choices + (sequences + 1) * 4 + sequences * 4 + 8 +
-                       sizes.upload_bytes + groups * (tokens * 8 + sequences * 4) + 2 * table;
+                       groups * (tokens * 8 + sequences * 4) + 2 * table;
   sizes.pinned_bytes =
       StepRing(config) * (sizes.upload_bytes + static_cast<std::int64_t>(sizeof(FaultRecord)));
   return sizes;

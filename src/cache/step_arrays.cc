@@ -48,7 +48,6 @@ Status StepArrays::Allocate(const CacheConfig& config, const ResolvedConfig& res
       {&block_table_, MemoryKind::kDevice, table_bytes, 0},
       {&resident_, MemoryKind::kDevice, table_bytes, 0},
       {&filled_, MemoryKind::kDevice, groups * sequences * 4, 0},
-      {&upload_, MemoryKind::kDevice, upload_bytes_, 0},
       {&fault_word_, MemoryKind::kDevice, 8, 0},
       {&staging_, MemoryKind::kPinnedHost, ring * upload_bytes_, 0},
       {&faults_, MemoryKind::kMappedHost, ring * static_cast<std::int64_t>(sizeof(FaultRecord)), 0},
@@ -91,8 +90,8 @@ FaultRecord* StepArrays::fault_record(int slot) const {
   return faults_.data() == nullptr ? nullptr : As<FaultRecord>(faults_) + slot;
 }
 
-std::size_t StepArrays::Stage(const blocks::PlannedStep& step, blocks::BlockManager& manager,
-                              std::byte* staging, StepHeader& header, FaultRecord* fault) const {
+void StepArrays::Stage(const blocks::PlannedStep& step, blocks::BlockManager& manager,
+                       std::byte* staging, StepHeader& header, FaultRecord* fault) const {
   header.num_tokens = static_cast<std::int32_t>(step.num_tokens);
   header.padded_tokens = static_cast<std::int32_t>(step.padded_tokens);
   header.num_sequences = static_cast<std::int32_t>(step.rows.size());
@@ -138,7 +137,6 @@ std::size_t StepArrays::Stage(const blocks::PlannedStep& step, blocks::BlockMana
   for (auto i = step.rows.size(); i < static_cast<std::size_t>(step.padded_sequences); ++i) {
     std::memcpy(entries + sizeof(padding) * i, &padding, sizeof(padding));
   }
-  return static_cast<std::size_t>(words - staging) + static_cast<std::size_t>(used) * 4;
 }
 
 Status StepArrays::Upload(const blocks::PlannedStep& step, blocks::BlockManager& manager, int slot,
@@ -146,9 +144,8 @@ Status StepArrays::Upload(const blocks::PlannedStep& step, blocks::BlockManager&
   if (!device_.backend().has_memory()) return {};
   std::byte* staging = As<std::byte>(staging_) + slot * upload_bytes_;
   StepTablesParams params;
-  const std::size_t bytes = Stage(step, manager, staging, params.header, fault_record(slot));
-  if (Status s = device_.CopyToDevice(upload_.data(), staging, bytes, stream); !s.ok()) return s;
-  params.upload = upload_.data();
+  Stage(step, manager, staging, params.header, fault_record(slot));
+  params.upload = staging;
   params.block_size = block_size_;
   params.groups = static_cast<int>(groups_);
   params.table_group_stride = max_sequences_ * table_stride_;

@@ -12,9 +12,10 @@
 namespace lariat::cache {
 
 // The device arrays that a step is read from, at addresses that never change, and the pinned
-// staging from which they are filled. One set of arrays serves all steps: each Upload overwrites
-// them in stream order. On a device without memory everything is null and Upload does nothing.
-// Owns its buffers. Threads: externally synchronised.
+// staging from which one launch fills them: it reads host memory, so that no copy of a few
+// kilobytes stands in line behind the host tier's. One set of arrays serves all steps: each Upload
+// overwrites them in stream order. On a device without memory everything is null and Upload does
+// nothing. Owns its buffers. Threads: externally synchronised.
 class StepArrays {
  public:
   static Result<StepArrays> Create(Device device, const CacheConfig& config,
@@ -27,7 +28,8 @@ class StepArrays {
   // The record of ring entry `slot`; null without memory.
   FaultRecord* fault_record(int slot) const;
 
-  // Writes the step's changed table entries and rows into staging `slot` and starts its upload.
+  // Writes the step's changed table entries and rows into staging `slot` and starts the launch that
+  // makes the arrays of it.
   // Costs O(changed entries + sequences) on the host.
   // REQUIRES: the last upload from this slot has passed.
   Status Upload(const blocks::PlannedStep& step, blocks::BlockManager& manager, int slot,
@@ -43,10 +45,9 @@ class StepArrays {
         table_stride_(resolved.table_stride),
         groups_(resolved.groups.size()) {}
   Status Allocate(const CacheConfig& config, const ResolvedConfig& resolved);
-  // Fills staging with the header, the entries of the first group, and words for all groups;
-  // returns the bytes used.
-  std::size_t Stage(const blocks::PlannedStep& step, blocks::BlockManager& manager,
-                    std::byte* staging, StepHeader& header, FaultRecord* fault) const;
+  // Fills staging with the header, the entries, and words for all groups.
+  void Stage(const blocks::PlannedStep& step, blocks::BlockManager& manager, std::byte* staging,
+             StepHeader& header, FaultRecord* fault) const;
 
   Device device_;
   int block_size_;
@@ -56,7 +57,7 @@ class StepArrays {
   std::int64_t table_stride_;
   std::size_t groups_;
   std::int64_t upload_bytes_ = 0;
-  DeviceBuffer positions_, rope_choice_, cu_seqlens_, seqused_k_, upload_, fault_word_;
+  DeviceBuffer positions_, rope_choice_, cu_seqlens_, seqused_k_, fault_word_;
   DeviceBuffer slots_, block_table_, resident_, filled_;  // of each group, one behind the other
   DeviceBuffer staging_;                                  // [ring, upload_bytes], pinned
   DeviceBuffer faults_;                                   // [ring] FaultRecord, mapped

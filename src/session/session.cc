@@ -52,6 +52,7 @@ Session::Impl::Impl(KVCache& cache_in, Executor& executor_in, const SessionConfi
       unlimited(cache_in.config().memory.unlimited),
       has_device(cache_in.device().kind() != BackendKind::kNull),
       has_tier(cache_in.footprint().num_host_blocks > 0),
+      has_windows(cache_in.footprint().num_groups > 1),
       bytes_per_block(cache_in.footprint().bytes_per_block),
       total_blocks(cache_in.GetStats().total_blocks),
       offloaded(cache_in.GetStats().offloaded_blocks) {

@@ -99,7 +99,7 @@ Status Session::Impl::Admit() {
 // The blocks that a request takes besides those of its hit that somebody holds: idle ones leave the
 // pool of what can be had, as new ones do.
 std::int64_t Session::Impl::BlocksToAdmit(const RequestState& state, const PrefixMatch& hit) const {
-  const std::int64_t known = state.beams.front().target + (state.forked() ? 1 : 0);
+  const std::int64_t known = state.prompt_length + std::ssize(state.beams.front().generated);
   return BlocksOfBeams(state, hit.tokens, known) - (hit.blocks - hit.idle_blocks);
 }
 
@@ -164,7 +164,9 @@ Status Session::Impl::OpenHead(RequestState& head) {
   beam.inputs.insert(beam.inputs.end(), beam.generated.begin(), beam.generated.end());
   // Beams decode together, so the last token is left for the step in which all have come so far.
   const std::span<const TokenId> known =
-      std::span(beam.inputs).first(beam.inputs.size() - (head.forked() ? 1 : 0));
+      std::span(beam.inputs)
+          .first(head.forked() ? static_cast<std::size_t>(RestoreLength(head))
+                               : beam.inputs.size());
 
   const Timed timed(stats.manager_s);
   const Retention retention{.priority = head.request.priority};

@@ -68,23 +68,40 @@ Result<SequenceId> Session::Impl::Fork(const Beam& parent, std::int64_t length) 
   return cache.Fork(parent.sequence, length);
 }
 
-// After a preemption the first beam has been opened with all that it has; when it is computed, the
-// others fork from it where they part, and compute their own rows.
+// Tokens that a beam of a request that was preempted shares with the first one, of those that are
+// computed before they decode again.
+std::int64_t Session::Impl::SharedLength(const RequestState& state, std::size_t b) {
+  const std::vector<TokenId>& first = state.beams.front().generated;
+  const std::vector<TokenId>& own = state.beams[b].generated;
+  const auto parted = std::mismatch(own.begin(), own.end() - 1, first.begin());
+  return state.prompt_length + (parted.first - own.begin());
+}
+
+// How far the first beam is computed before the others fork from it: where a window may have slid
+// on, they cannot fork from what lies behind.
+std::int64_t Session::Impl::RestoreLength(const RequestState& state) const {
+  std::int64_t length = state.prompt_length + std::ssize(state.beams.front().generated) - 1;
+  for (std::size_t b = 1; has_windows && b < state.beams.size(); ++b) {
+    length = std::min(length, SharedLength(state, b));
+  }
+  return length;
+}
+
+// After a preemption the first beam has been opened with all that it has, or with what all share;
+// when it is computed, the others fork from it where they part, and compute their own rows.
 Status Session::Impl::RestoreBeams(RequestState& state) {
-  const Beam& source = state.beams.front();
+  Beam& source = state.beams.front();
   if (source.prefilling() || state.beams.back().open()) return Status::Ok();
   const auto prompt = static_cast<std::size_t>(state.prompt_length);
+  const std::int64_t target = state.prompt_length + std::ssize(source.generated) - 1;
   for (std::size_t b = 1; b < state.beams.size(); ++b) {
     Beam& beam = state.beams[b];
-    const std::int64_t kept = source.settled - state.prompt_length;  // of the generated tokens
-    const auto parted = std::mismatch(beam.generated.begin(), beam.generated.begin() + kept,
-                                      source.generated.begin());
-    const std::int64_t length = state.prompt_length + (parted.first - beam.generated.begin());
+    const std::int64_t length = std::min(source.settled, SharedLength(state, b));
     const Result<SequenceId> forked = Fork(source, length);
     if (!forked.ok()) return forked.status();
     beam.sequence = *forked;
     beam.opened_length = length;
-    beam.target = source.target;
+    beam.target = target;
     beam.settled = length;
     beam.fresh = true;
     beam.shares_tail = length % block_size != 0;
@@ -94,6 +111,7 @@ Status Session::Impl::RestoreBeams(RequestState& state) {
                        source.inputs.begin() + static_cast<std::ptrdiff_t>(prompt));
     beam.inputs.insert(beam.inputs.end(), beam.generated.begin(), beam.generated.end());
   }
+  source.target = target;
   return Status::Ok();
 }
 

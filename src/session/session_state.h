@@ -136,6 +136,8 @@ struct Session::Impl {
                              std::int64_t length) const;
   std::int64_t BlocksOwedToBeams(const RequestState& state) const;
   Status BatchBeams(RequestState& state);
+  static std::int64_t SharedLength(const RequestState& state, std::size_t b);
+  std::int64_t RestoreLength(const RequestState& state) const;
   Status RestoreBeams(RequestState& state);
   Result<SequenceId> Fork(const Beam& parent, std::int64_t length);
   Status ForkFirst(RequestState& state);
@@ -156,9 +158,6 @@ struct Session::Impl {
                   std::size_t index);
   Status RemoveEnded();
 
-  std::int64_t BlocksFor(std::int64_t tokens) const {
-    return (tokens + block_size - 1) / block_size;
-  }
   std::vector<TokenId> TakeBuffer();
   void ReturnBuffer(std::vector<TokenId>& buffer);
 
@@ -169,8 +168,9 @@ struct Session::Impl {
   const SessionConfig config;
   const std::int64_t block_size;
   const bool unlimited;
-  const bool has_device;  // not the null backend
-  const bool has_tier;    // the cache has a host tier
+  const bool has_device;   // not the null backend
+  const bool has_tier;     // the cache has a host tier
+  const bool has_windows;  // it has several groups of layers: what is behind may be given back
   const std::int64_t bytes_per_block;
   Stream stream;
   bool owns_stream = false;

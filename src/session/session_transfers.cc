@@ -67,9 +67,9 @@ Result<bool> Session::Impl::StartFetch(RequestState& head, const PrefixMatch& hi
 // Brings the queue's head back from host memory. False: it has no room yet.
 Result<bool> Session::Impl::StartResume(RequestState& head, std::int64_t& available) {
   const Beam& beam = head.first();
-  const std::int64_t held = BlocksFor(beam.settled);
-  const std::int64_t needed =
-      beam.prefilling() ? BlocksFor(beam.target) : BlocksFor(beam.settled + 1);
+  const std::int64_t held = cache.BlocksFor(beam.settled, beam.settled);
+  const std::int64_t end = beam.prefilling() ? beam.target : beam.settled + 1;
+  const std::int64_t needed = cache.BlocksFor(beam.settled, end, config.max_step_tokens);
   if (unplanned || (!unlimited && needed > available)) return false;
   const std::int64_t before = cache.GetStats().in_transit_blocks;
   const Result<TransferId> resumed = [&] {
@@ -102,7 +102,7 @@ Result<bool> Session::Impl::SwapOut(RequestState& victim) {
   const Beam& beam = victim.first();
   if (!has_tier || config.preempt == Preempt::kRecompute) return false;
   if (victim.num_beams() > 1 || beam.settled == 0) return false;
-  const std::int64_t blocks = BlocksFor(beam.settled);
+  const std::int64_t blocks = cache.BlocksFor(beam.settled, beam.settled);
   const TransferWork work = {.blocks = blocks, .bytes = blocks * bytes_per_block};
   if (config.preempt == Preempt::kAuto && !executor.PrefersSwap(beam.settled, work)) return false;
   {

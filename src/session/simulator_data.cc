@@ -65,7 +65,8 @@ Status SimulatedData::MakeRopes() {
 
 // Each MLA layer's norm weights, where the layers are MLA's.
 Status SimulatedData::MakeNormWeights() {
-  if (!layers_.front().mla) return Status::Ok();
+  const auto is_mla = [](const LayerShape& shape) { return shape.mla; };
+  if (std::none_of(layers_.begin(), layers_.end(), is_mla)) return Status::Ok();
   const std::size_t words = NormWords();
   norm_host_.resize(words * layers_.size());
   for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
