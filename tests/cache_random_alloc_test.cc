@@ -45,20 +45,23 @@ TEST_CASE("Random calls that run out of memory at each place change nothing", "[
   unsigned seed = 1000;
   // Few sequences, by whose number a cache's first memory is measured, and short runs: vectors keep
   // their memory, so a cache that has run for long lacks none.
-  for (int run = 0; run < 12; ++run) {
+  for (int run = 0; run < 18; ++run) {
     for (const std::int64_t block_size : {1, 4, 16}) {
       for (const int steps : {1, 3}) {
         for (const Reuse reuse : {Reuse::kBlock, Reuse::kToken}) {
           INFO("block size " << block_size << ", " << steps << " steps in flight, seed " << ++seed);
           HostTier host;
-          if (run % 2 == 1) {
+          if (run % 2 == 1 && run < 12) {
             host.num_blocks = 60;
             host.clean_blocks = 9;
           }
           host.write = static_cast<WritePolicy>(run / 2 % 3);
           const EvictionPolicy eviction =
               run % 3 != 0 ? EvictionPolicy::kLru : EvictionPolicy::kPriority;
-          testing::RandomCalls calls({block_size, 100, steps, reuse, host, 2, 40, eviction}, seed);
+          Setting setting{block_size, 100, steps, reuse, host, 2, 40, eviction};
+          if (run >= 15) setting.backend = BackendKind::kCpu;
+          if (run >= 12) setting.sides = {{false, block_size + 1}, {true, 2 * block_size - 1}};
+          testing::RandomCalls calls(setting, seed);
           calls.SetAttempts([&](const std::function<Status()>& call, const KVCache& cache) {
             return Insist(call, cache, sums);
           });

@@ -13,6 +13,8 @@ lariat_test(block_hash_test SOURCES block_hash_test.cc)
 lariat_test(cache_random_test LOOPS SOURCES cache_random_test.cc)
 lariat_test(cache_random_alloc_test LOOPS SOURCES cache_random_alloc_test.cc support/count_new.cc)
 lariat_test(cache_steps_test LOOPS SOURCES cache_steps_test.cc cache_steps_random_test.cc)
+lariat_test(cache_windows_test SOURCES cache_windows_test.cc cache_windows_rows_test.cc
+            support/count_new.cc)
 lariat_test(cache_cases_test SOURCES cache_cases_test.cc cache_cases_alloc_test.cc)
 lariat_test(cache_token_reuse_test SOURCES cache_token_reuse_test.cc cache_keep_test.cc)
 lariat_test(cache_evict_test SOURCES cache_evict_test.cc evictor_test.cc)

@@ -324,7 +324,7 @@ class BlockManager {
   void SlideOut(Sequence& sequence);
   void AttachSides(Sequence& sequence, std::size_t n, BlockId owner);
   void AttachSide(BlockId owner, std::size_t side, BlockId page);
-  void DropSides(BlockId owner);
+  std::int64_t DropSides(BlockId owner);
   bool HasSides(BlockId owner) const;
   template <class F>
   void ForEachInWindow(std::int32_t last, std::int64_t blocks, F f) const;

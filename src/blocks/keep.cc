@@ -105,7 +105,7 @@ std::int64_t BlockManager::Forget(NodeId top) {
     if (has_tier()) DropPlaces(leaf);
     if (block != kNoBlock) {
       UnpinSides(leaf, pins_[block].ends);
-      DropSides(block);
+      count += DropSides(block);
     }
     index_.Erase(leaf);
     if (block != kNoBlock) DropCached(block);

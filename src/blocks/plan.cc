@@ -184,8 +184,8 @@ Status BlockManager::CheckRoom(const PlannedStep& step, PlanFailure* failure) co
   const std::int64_t available = pool_.count(BlockState::kFree) + pool_.count(BlockState::kIdle);
   if (needed <= available) return {};
   const auto too_big = std::find_if(step.rows.begin(), step.rows.end(), [&](const StepRows& rows) {
-    const std::int64_t settled = std::max(rows.hit, sequences_.Find(rows.sequence)->settled);
-    return BlocksOfAll(settled, rows.start + rows.count, 0) > pool_.total();
+    // As it is once the steps before have ended: windows have gone on till then.
+    return BlocksOfAll(rows.start, rows.start + rows.count, 0) > pool_.total();
   });
   if (failure != nullptr) {
     failure->needed = needed;
@@ -247,7 +247,8 @@ void BlockManager::Reserve(PlannedStep& step) {
   step.victims.reserve(needed);
   step.copies.reserve(step.rows.size() * static_cast<std::size_t>(GroupCount()));
   step.side_tails.assign(step.rows.size() * sides_.count(), kNoBlock);
-  if (config_.track_writes) step.written.reserve(step.rows.size() + needed);
+  const std::size_t tails = step.rows.size() * static_cast<std::size_t>(GroupCount());
+  if (config_.track_writes) step.written.reserve(tails + needed);
   // Nothing below fails: a table has room for a sequence's greatest length.
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
     const StepRows& rows = step.rows[i];

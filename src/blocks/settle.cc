@@ -221,8 +221,9 @@ void BlockManager::DiscardItem(PlannedStep& step, std::size_t index) {
   const std::int64_t tail = rows.start / config_.block_size;
   if (item.cow_target == kNoBlock || tail >= BlocksFor(end)) return;
   // The tables get their sources back; the copies go with the step.
-  sequence.owns_tail = false;
   RestoreSources(step, index, /*claim=*/true);
+  // Whoever took the source for its own meanwhile shares it again: all look once more.
+  for (const auto& other : sequences_.entries()) other->owns_tail = false;
   pool_.Claim(item.cow_source);
   sequence.table[static_cast<std::size_t>(tail)] = item.cow_source;
   sequence.first_dirty = std::min(sequence.first_dirty, tail);

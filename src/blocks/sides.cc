@@ -293,6 +293,7 @@ void BlockManager::AttachSides(Sequence& sequence, std::size_t n, BlockId owner)
     if (pool_.references(mine) > 1) continue;
     if (pool_.state(cached) == BlockState::kIdle) idle_.Remove(cached);
     pool_.Claim(cached);
+    pool_.NotePeak();  // a live step may still name the copy
     const BlockId copy = mine;
     mine = cached;
     sequence.first_dirty = std::min(sequence.first_dirty, static_cast<std::int64_t>(n));
@@ -314,14 +315,17 @@ void BlockManager::AttachSide(BlockId owner, std::size_t side, BlockId page) {
   }
 }
 
-// The blocks beside one that leaves the index leave it with it.
-void BlockManager::DropSides(BlockId owner) {
+// The blocks beside one that leaves the index leave it with it. Returns how many.
+std::int64_t BlockManager::DropSides(BlockId owner) {
+  std::int64_t count = 0;
   for (std::size_t side = 0; side < sides_.count(); ++side) {
     const BlockId page = sides_.page(owner, side);
     if (page == kNoBlock) continue;
     sides_.Detach(page);
     DropCached(page);
+    ++count;
   }
+  return count;
 }
 
 bool BlockManager::HasSides(BlockId owner) const {

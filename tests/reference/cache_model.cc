@@ -43,7 +43,10 @@ ModelHit CacheModel::Hit(std::span<const TokenId> prompt, const std::string& opt
   hit.blocks = Indexed(wanted, options);
   const std::int64_t whole = std::ssize(hit.blocks) * config_.block_size;
   hit.tokens = whole;
-  if (!config_.tokens) return hit;
+  if (!config_.tokens) {
+    FitToWindows(hit);
+    return hit;
+  }
   // All blocks that may come next, in order of their tokens. Of those that agree longest, the last
   // one before the prompt, or else the first one after.
   for (const auto& [key, block] : index_) {
@@ -59,6 +62,7 @@ ModelHit CacheModel::Hit(std::span<const TokenId> prompt, const std::string& opt
     hit.tokens = same;
     hit.source = block;
   }
+  FitToWindows(hit);
   return hit;
 }
 
@@ -130,6 +134,11 @@ void CacheModel::Release(SequenceId id, int block) {
 
 void CacheModel::TrimTable(SequenceId id, ModelSequence& sequence, std::int64_t tokens) {
   while (std::ssize(sequence.table) > BlocksFor(tokens)) {  // deepest first
+    for (std::vector<int>& side : sequence.sides) {
+      const int block = side.back();
+      side.pop_back();
+      if (block != -1) Release(id, block);
+    }
     const int block = sequence.table.back();
     sequence.table.pop_back();
     Release(id, block);
@@ -150,21 +159,26 @@ void CacheModel::PublishBlocks(SequenceId id, ModelSequence& sequence) {
       blocks_.at(mine).index_options = key.first;
       blocks_.at(mine).index_tokens = key.second;
       IsCached(key);
-    } else if (entry->second != mine) {
+      AttachSides(id, sequence, static_cast<std::size_t>(i), key);
+    } else if (entry->second == mine) {
+      if (i >= sequence.passed) AttachSides(id, sequence, static_cast<std::size_t>(i), key);
+    } else {
       // Others that share it would hold blocks of the index without all of those above.
       if (blocks_.at(mine).refs > 1 || blocks_.at(mine).pins > 0) return;
       Hold(entry->second);
       const int copy = mine;
       mine = entry->second;
       peak_high_ = std::max<std::int64_t>(peak_high_, std::ssize(blocks_) - std::ssize(lru_));
+      AttachSides(id, sequence, static_cast<std::size_t>(i), key);
       Release(id, copy);
       ++merged_;
     }
+    sequence.passed = std::max(sequence.passed, i + 1);
   }
 }
 
 // The last block of a sequence that has ended, where nobody else needs it, stays for what it holds.
-void CacheModel::PublishTail(const ModelSequence& sequence) {
+void CacheModel::PublishTail(SequenceId id, ModelSequence& sequence) {
   if (!config_.reuse || !config_.tokens || !sequence.indexable) return;
   if (sequence.table.empty()) return;  // it is in host memory
   const std::int64_t end = std::min<std::int64_t>(sequence.settled, std::ssize(sequence.ids));
@@ -188,6 +202,8 @@ void CacheModel::PublishTail(const ModelSequence& sequence) {
   block.index_options = sequence.options;
   const int tail = sequence.table.at(end / config_.block_size);
   IsCached({sequence.options, tokens});
+  AttachSides(id, sequence, static_cast<std::size_t>(end / config_.block_size),
+              {sequence.options, tokens});
   Retain(sequence, tail, end - end % config_.block_size, end);
 }
 
@@ -200,6 +216,7 @@ void CacheModel::Open(SequenceId id, std::span<const TokenId> prompt, const std:
   sequence.options = options;
   sequence.prompt.assign(prompt.begin(), prompt.end());
   sequence.ids = sequence.prompt;
+  sequence.sides.resize(config_.sides.size());
   sequence.max_length = max_length == 0 ? config_.max_tokens_per_sequence : max_length;
   sequences_[id] = sequence;
 }
@@ -272,6 +289,8 @@ void CacheModel::Truncate(SequenceId id, std::int64_t length) {
   sequence.base = std::min(sequence.base, length);
   sequence.settled = std::min(sequence.settled, length);
   sequence.retained = std::min(sequence.retained, length / config_.block_size);
+  sequence.passed = std::min(sequence.passed, length / config_.block_size);
+  if (length == 0) sequence.indexable = true;
   ForgetIds(sequence, length);
   TrimTable(id, sequence, length);
   EnforceQuotas();
@@ -281,6 +300,11 @@ void CacheModel::Truncate(SequenceId id, std::int64_t length) {
 void CacheModel::Fork(SequenceId parent, SequenceId child, std::int64_t length) {
   ModelSequence copy = sequences_.at(parent);
   for (const int block : copy.table) Hold(block);
+  for (const std::vector<int>& side : copy.sides) {
+    for (const int block : side) {
+      if (block != -1) Hold(block);
+    }
+  }
   if (length < 0) length = copy.settled;
   sequences_[child] = copy;
   Truncate(child, length);

@@ -25,9 +25,17 @@ namespace lariat::reference {
 // was truncated or merged away under them, and what they copy from). It returns when both are zero:
 // to the LRU's young end if it is indexed, else to the free ones.
 //
-// Physical block ids are the cache's choice: the model plans with placeholders (negative ids), and
+// Physical block ids are the cache's choice: the model plans with placeholders (ids below -1), and
 // Bind() replaces them with what the cache took, after checking that those blocks were there to
 // take.
+//
+// A side is a group of layers besides the first one, with a window mostly. Its table has -1 where a block
+// was given back. A cached text has a block of the first group, and of each side one or none.
+struct ModelSide {
+  bool chunked = false;
+  std::int64_t window = 1;  // 0: none, it keeps all tokens
+};
+
 struct ModelConfig {
   std::int64_t block_size = 1;
   std::int64_t total_blocks = 0;
@@ -43,6 +51,7 @@ struct ModelConfig {
   int write_after_hits = 1;
   std::int64_t clean_blocks = 1;
   bool priorities = false;  // the lowest first, not only the least recently used
+  std::vector<ModelSide> sides;
 };
 
 // The options a sequence's blocks are keyed by, as one string.
@@ -54,6 +63,7 @@ struct ModelBlock {
   std::uint64_t reserved_by = 0;                     // the uncommitted step that took it
   std::optional<std::vector<TokenId>> index_tokens;  // where the index names it
   std::string index_options;
+  int side = -1;            // whose block it is, where it is cached; -1: the first group's
   bool in_transit = false;  // taken by a transfer; that is one of its `pins`
   int priority = kDefaultPriority;
   std::int64_t ttl = 0;         // 0: for ever
@@ -94,6 +104,8 @@ struct ModelSequence {
   std::vector<Retention> retention;
   std::int64_t retained = 0;  // leading blocks that were given it
   std::vector<int> table;
+  std::vector<std::vector<int>> sides;  // tables, each as long as `table`
+  std::int64_t passed = 0;              // leading blocks whose texts were put into the index
   bool suspended = false;
   std::vector<int> places;                 // suspended: what it holds instead of the table
   TransferId transit = TransferId::kNone;  // that it waits for
@@ -103,8 +115,17 @@ struct ModelSequence {
 struct ModelCopy {
   std::size_t index = 0;
   int source = 0, copy = 0;
-  bool of_hit = false;    // no table named the source
-  bool was_idle = false;  // the source, before the plan
+  bool of_hit = false;                         // no table named the source
+  bool was_idle = false;                       // the source, or one beside it, before the plan
+  std::vector<int> side_sources, side_copies;  // by side; -1: nothing to copy
+  std::vector<int> sources() const {           // those of the sides first
+    std::vector<int> all;
+    for (const int block : side_sources) {
+      if (block != -1) all.push_back(block);
+    }
+    all.push_back(source);
+    return all;
+  }
 };
 
 struct ModelEntry {
@@ -112,7 +133,7 @@ struct ModelEntry {
   std::int64_t first_row = 0, start = 0, count = 0, drafts = 0, hit = 0;
   std::int64_t left = 0;  // rows that Truncate did not drop
   bool first_plan = false;
-  std::vector<int> named;  // the table as planned
+  std::vector<std::vector<int>> named;  // the table of each group as planned
   std::optional<ModelCopy> copied;
   std::int64_t need = 0;
 };
@@ -156,14 +177,17 @@ class CacheModel {
   std::string Prepare(TableOf table_of) {
     std::map<int, int> real;
     for (const ModelEntry& entry : plan_->entries) {
-      const std::vector<int> got = table_of(entry.sequence);
-      if (got.size() != entry.named.size()) return "table of another length";
-      for (std::size_t i = 0; i < got.size(); ++i) {
-        if (entry.named[i] < 0) {
-          real[entry.named[i]] = got[i];
-        } else if (entry.named[i] != got[i]) {
-          return "block " + std::to_string(got[i]) + " where " + std::to_string(entry.named[i]) +
-                 " is held";
+      for (std::size_t group = 0; group < entry.named.size(); ++group) {
+        const std::vector<int>& named = entry.named[group];
+        const std::vector<int> got = table_of(entry.sequence, static_cast<int>(group));
+        if (got.size() != named.size()) return "table of another length";
+        for (std::size_t i = 0; i < got.size(); ++i) {
+          if (named[i] < -1) {
+            real[named[i]] = got[i];
+          } else if (named[i] != got[i]) {
+            return "block " + std::to_string(got[i]) + " where " + std::to_string(named[i]) +
+                   " is held";
+          }
         }
       }
     }
@@ -221,6 +245,7 @@ class CacheModel {
 
   std::int64_t Planned(const ModelSequence& sequence, SequenceId id) const;  // certain rows
   std::int64_t Length(const ModelSequence& sequence, SequenceId id) const;   // drafts too
+  std::int64_t MinLength(const ModelSequence& sequence) const;
   bool InLiveStep(SequenceId id) const;
   bool DraftsPending(SequenceId id) const;
   // Rows of the entry past the prompt if `kept` of them stay.
@@ -243,7 +268,7 @@ class CacheModel {
   void Retain(const ModelSequence& sequence, int block, std::int64_t first, std::int64_t last);
   void RetainBlocks(ModelSequence& sequence);
   void PublishBlocks(SequenceId id, ModelSequence& sequence);
-  void PublishTail(const ModelSequence& sequence);
+  void PublishTail(SequenceId id, ModelSequence& sequence);
   bool Keeps(int block) const;
   void Unkeep(const IndexKey& kept);
   std::vector<TokenId> WholeBlocks(std::span<const TokenId> tokens) const;
@@ -257,17 +282,33 @@ class CacheModel {
   void Drop(int block);
   void Unpin(int block);
   void MaybeReturn(int block);
+  void Forget(int block);
   static void ForgetIds(ModelSequence& sequence, std::int64_t length);
   void Release(SequenceId id, int block);
   void TrimTable(SequenceId id, ModelSequence& sequence, std::int64_t tokens);
   void Publish(SequenceId id, ModelSequence& sequence);
   std::string Bind(const std::map<int, int>& real);
+  void PinSources(const ModelCopy& copy, SequenceId id, ModelStep& step);
   void EndReleases(const ModelStep& step, bool discarded);
   ModelStep* LastStepOf(SequenceId id);
   void EndOfClosed(SequenceId id);
   std::int64_t BlocksFor(std::int64_t tokens) const;
   void NotePeak();
   void LeaveLru(int block);
+
+  // cache_model_sides.cc
+  std::int64_t FirstRead(const ModelSide& side, std::int64_t row) const;
+  int Beside(int block, std::size_t side) const;
+  bool HasWindows(const std::vector<int>& path, std::int64_t length) const;
+  void CutToWindows(ModelHit& hit) const;
+  void FitToWindows(ModelHit& hit) const;
+  bool IdleSource(int source) const;
+  void HoldWindows(ModelSequence& sequence, const ModelHit& hit);
+  std::int64_t BlocksOfAll(std::int64_t start, std::int64_t end) const;
+  void AttachSides(SequenceId id, ModelSequence& sequence, std::size_t n, const IndexKey& key);
+  void SlideOut(ModelSequence& sequence);
+  std::vector<int> PinnedPath(const IndexKey& kept) const;
+  std::int64_t ForgetSides(const IndexKey& key);
 
   // cache_model_tier.cc
   IndexKey KeyOf(const ModelSequence& sequence, std::size_t blocks) const;
@@ -309,6 +350,7 @@ class CacheModel {
   std::int64_t free_taken_ = 0;  // of free_, by the plan that is not bound yet
   std::list<int> lru_;           // oldest first
   std::map<IndexKey, int> index_;
+  std::map<std::pair<IndexKey, std::size_t>, int> pages_;  // of a text and a side
   // Prefixes pinned by the caller, each once per Pin. A block of one or more has one of its `pins`.
   std::multiset<IndexKey> kept_;
   std::int64_t now_ = 0;
@@ -317,7 +359,7 @@ class CacheModel {
   std::optional<ModelStep> plan_;
   std::shared_ptr<const CacheModel> before_plan_;
   std::uint64_t next_step_ = 1;
-  int next_placeholder_ = -1;
+  int next_placeholder_ = -2;
 
   std::map<int, ModelPlace> places_;    // all but free ones
   std::map<IndexKey, int> copies_;      // place of a text

@@ -10,6 +10,11 @@ namespace lariat::reference {
 
 bool CacheModel::HasIndexedChild(int block, const std::set<int>& gone) const {
   const ModelBlock& parent = blocks_.at(block);
+  if (parent.side != -1) return false;
+  for (std::size_t side = 0; side < config_.sides.size(); ++side) {
+    const int beside = Beside(block, side);
+    if (beside != -1 && gone.count(beside) == 0) return true;
+  }
   for (const auto& [key, child] : index_) {
     if (child == block || gone.count(child) > 0 || key.first != parent.index_options) continue;
     const std::vector<TokenId>& prefix = *parent.index_tokens;
@@ -82,6 +87,12 @@ void CacheModel::Retain(const ModelSequence& sequence, int block, std::int64_t f
   if (priority == -1) return;
   blocks_.at(block).priority = priority;
   blocks_.at(block).ttl = ttl;
+  for (std::size_t side = 0; side < config_.sides.size(); ++side) {
+    const int mine = sequence.sides[side][static_cast<std::size_t>(first / config_.block_size)];
+    if (mine == -1 || Beside(block, side) != mine) continue;
+    blocks_.at(mine).priority = priority;
+    blocks_.at(mine).ttl = ttl;
+  }
 }
 
 void CacheModel::Expire(std::int64_t now) {
@@ -132,7 +143,7 @@ std::vector<TokenId> CacheModel::WholeBlocks(std::span<const TokenId> tokens) co
 // Whether a pinned prefix has the block.
 bool CacheModel::Keeps(int block) const {
   return std::any_of(kept_.begin(), kept_.end(), [&](const IndexKey& kept) {
-    const std::vector<int> path = Indexed(kept.second, kept.first);
+    const std::vector<int> path = PinnedPath(kept);
     return std::find(path.begin(), path.end(), block) != path.end();
   });
 }
@@ -145,8 +156,9 @@ std::int64_t CacheModel::kept() const {
 Code CacheModel::Pin(std::span<const TokenId> prompt, const std::string& options) {
   const std::vector<int> path = Indexed(prompt, options);
   if (std::ssize(path) < std::ssize(prompt) / config_.block_size) return Code::kInvalidArgument;
+  if (!HasWindows(path, std::ssize(path) * config_.block_size)) return Code::kInvalidArgument;
   std::vector<int> more;
-  for (const int block : path) {
+  for (const int block : PinnedPath({options, WholeBlocks(prompt)})) {
     if (!Keeps(block)) more.push_back(block);
   }
   if (kept() + std::ssize(more) > config_.max_pinned) return Code::kResourceExhausted;
@@ -170,12 +182,24 @@ Code CacheModel::Unpin(std::span<const TokenId> prompt, const std::string& optio
 }
 
 void CacheModel::Unkeep(const IndexKey& kept) {
-  std::vector<int> path = Indexed(kept.second, kept.first);
+  const std::vector<int> path = PinnedPath(kept);
   kept_.erase(kept_.find(kept));
-  std::reverse(path.begin(), path.end());
   for (const int block : path) {
     if (!Keeps(block)) Unpin(block);
   }
+}
+
+// A block that is not cached any more.
+void CacheModel::Forget(int block) {
+  ModelBlock& state = blocks_.at(block);
+  state.index_tokens.reset();
+  state.side = -1;
+  state.priority = kDefaultPriority;
+  state.ttl = 0;
+  if (!Idle(block)) return;
+  lru_.remove(block);
+  blocks_.erase(block);
+  free_.insert(block);
 }
 
 std::int64_t CacheModel::Remove(std::span<const TokenId> prompt,
@@ -186,12 +210,14 @@ std::int64_t CacheModel::Remove(std::span<const TokenId> prompt,
   };
   const std::list<int> idle = lru_;
   const std::int64_t changes = changes_;
-  while (true) {  // a pin goes with any of its blocks
-    const auto kept = std::find_if(kept_.begin(), kept_.end(), [&](const IndexKey& key) {
-      return such(key.first) && begins(key.second);
-    });
-    if (kept == kept_.end()) break;
-    Unkeep(*kept);
+  while (true) {  // a pin goes with any of its blocks; the longest first
+    const IndexKey* longest = nullptr;
+    for (const IndexKey& key : kept_) {
+      if (!such(key.first) || !begins(key.second)) continue;
+      if (longest == nullptr || key.second.size() > longest->second.size()) longest = &key;
+    }
+    if (longest == nullptr) break;
+    Unkeep(IndexKey(*longest));
   }
   std::int64_t removed = 0;
   for (auto copy = copies_.begin(); copy != copies_.end();) {
@@ -208,18 +234,10 @@ std::int64_t CacheModel::Remove(std::span<const TokenId> prompt,
     }
     const int block = entry->second;
     const IndexKey gone = entry->first;
+    removed += 1 + ForgetSides(gone);
     entry = index_.erase(entry);
-    ++removed;
-    ModelBlock& state = blocks_.at(block);
-    state.index_tokens.reset();
-    state.priority = kDefaultPriority;
-    state.ttl = 0;
     hits_.erase(gone);
-    if (Idle(block)) {
-      lru_.remove(block);
-      blocks_.erase(block);
-      free_.insert(block);
-    }
+    Forget(block);
   }
   // What was pinned till now does not become idle before it goes.
   const auto differ = [](const std::list<int>& these, const std::list<int>& others) {

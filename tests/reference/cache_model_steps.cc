@@ -70,11 +70,19 @@ ModelPlan CacheModel::TryPlan(std::span<const StepItem> items, bool copy_idle) c
   for (const ModelEntry& entry : trial.plan_->entries) {
     plan.failure.needed += entry.need;
     plan.failure.sequences.push_back({entry.sequence, entry.need});
-    never |= std::ssize(entry.named) > config_.total_blocks;
-    for (const int block : entry.named) {
+    never |= BlocksOfAll(entry.start, entry.start + entry.count) > config_.total_blocks;
+    std::vector<int> held;
+    for (const std::vector<int>& table : entry.named) {
+      held.insert(held.end(), table.begin(), table.end());
+    }
+    if (entry.copied) {
+      held.push_back(entry.copied->source);
+      const std::vector<int>& beside = entry.copied->side_sources;
+      held.insert(held.end(), beside.begin(), beside.end());
+    }
+    for (const int block : held) {
       if (Idle(block)) claimed.insert(block);
     }
-    if (entry.copied && Idle(entry.copied->source)) claimed.insert(entry.copied->source);
   }
   plan.failure.in_transit = std::count_if(
       blocks_.begin(), blocks_.end(), [](const auto& block) { return block.second.in_transit; });
@@ -100,7 +108,7 @@ ModelPlan CacheModel::CheckPlan(std::span<const StepItem> items, const StepShape
   trial.PlanStep(items, /*copy_idle=*/true);
   bool in_the_way = false;
   for (const ModelEntry& entry : trial.plan_->entries) {
-    in_the_way |= entry.copied && Idle(entry.copied->source) && entry.copied->was_idle;
+    in_the_way |= entry.copied && entry.copied->was_idle;
   }
   if (!in_the_way) return plan;
   trial = *this;
@@ -139,20 +147,20 @@ void CacheModel::PlanStep(std::span<const StepItem> items, bool copy_idle) {
     entry.drafts = item.num_drafts;
     entry.count = item.num_tokens;
     if (entry.first_plan && !sequence.prompt.empty()) {
-      const ModelHit hit = Hit(sequence.prompt, sequence.options);
+      ModelHit hit = Hit(sequence.prompt, sequence.options);
+      const bool idle = hit.source && IdleSource(*hit.source);
+      if (idle && !copy_idle && item.positions.empty()) CutToWindows(hit);
       entry.hit = hit.tokens;
       sequence.table = hit.blocks;
+      sequence.passed = std::ssize(hit.blocks);
       for (const int block : sequence.table) Hold(block);
+      HoldWindows(sequence, hit);
       if (hit.source) {
-        const bool idle = Idle(*hit.source);
-        if (idle && !copy_idle && item.positions.empty()) {
-          entry.hit = std::ssize(hit.blocks) * config_.block_size;
-        } else {
-          entry.copied = ModelCopy{hit.blocks.size(), *hit.source, 0, true, idle};
-          LeaveLru(*hit.source);
-          ++blocks_.at(*hit.source).pins;
-          step.releases.push_back({*hit.source, item.sequence});
+        entry.copied = ModelCopy{hit.blocks.size(), *hit.source, 0, true, idle, {}, {}};
+        for (std::size_t side = 0; side < config_.sides.size(); ++side) {
+          entry.copied->side_sources.push_back(Beside(*hit.source, side));
         }
+        PinSources(*entry.copied, item.sequence, step);
       }
       sequence.base = entry.hit;
       entry.count = std::min(entry.count, std::ssize(sequence.prompt) - entry.hit);
@@ -176,29 +184,47 @@ void CacheModel::PlanStep(std::span<const StepItem> items, bool copy_idle) {
       return block;
     };
     const std::size_t first = entry.start / config_.block_size;
-    if (entry.copied) {
-      entry.copied->copy = take();
-      sequence.table.push_back(entry.copied->copy);
-    } else if (entry.start % config_.block_size != 0) {
+    if (!entry.copied && entry.start % config_.block_size != 0) {
       const int source = sequence.table[first];
       if (OpenHolders(source) > 1 || blocks_.at(source).index_tokens) {
-        entry.copied = ModelCopy{first, source, take(), false, false};
-        sequence.table[first] = entry.copied->copy;
-        ++blocks_.at(source).pins;
-        --blocks_.at(source).refs;
-        step.releases.push_back({source, entry.sequence});
+        entry.copied = ModelCopy{first, source, 0, false, false, {}, {}};
+        for (const std::vector<int>& side : sequence.sides) {
+          entry.copied->side_sources.push_back(side[first]);
+        }
+        PinSources(*entry.copied, entry.sequence, step);
+        for (const int block : entry.copied->sources()) --blocks_.at(block).refs;
+      }
+    }
+    if (entry.copied) {
+      sequence.table.resize(std::max(sequence.table.size(), first + 1));
+      sequence.table[first] = entry.copied->copy = take();
+      for (std::vector<int>& side : sequence.sides) {
+        side.resize(sequence.table.size());
+        entry.copied->side_copies.push_back(take());
+        side[first] = entry.copied->side_copies.back();
       }
     }
     while (std::ssize(sequence.table) < BlocksFor(entry.start + entry.count)) {
       sequence.table.push_back(take());
+      for (std::vector<int>& side : sequence.sides) side.push_back(take());
     }
-    entry.named = sequence.table;
+    entry.named = {sequence.table};
+    entry.named.insert(entry.named.end(), sequence.sides.begin(), sequence.sides.end());
   }
   free_taken_ = std::min(std::ssize(free_), std::ssize(step.fresh));
   step.victims = Victims(std::ssize(step.fresh) - free_taken_);
   for (const int block : step.victims) LeaveLru(block);
   plan_ = step;
   NotePeak();
+}
+
+// A step that copies from blocks holds them until it ends.
+void CacheModel::PinSources(const ModelCopy& copy, SequenceId id, ModelStep& step) {
+  for (const int block : copy.sources()) {
+    LeaveLru(block);
+    ++blocks_.at(block).pins;
+    step.releases.push_back({block, id});
+  }
 }
 
 void CacheModel::DropPlan() {
@@ -230,7 +256,7 @@ std::string CacheModel::Bind(const std::map<int, int>& real) {
     ++evicted_;
   }
   const auto bind = [&](int& block) {
-    if (block < 0) block = real.at(block);
+    if (block < -1) block = real.at(block);
   };
   for (const auto& [placeholder, block] : real) {
     free_.erase(block);
@@ -238,11 +264,18 @@ std::string CacheModel::Bind(const std::map<int, int>& real) {
     blocks_.erase(placeholder);
   }
   for (ModelEntry& entry : step.entries) {
-    for (int& block : entry.named) bind(block);
-    for (int& block : sequences_.at(entry.sequence).table) bind(block);
+    for (std::vector<int>& table : entry.named) {
+      for (int& block : table) bind(block);
+    }
+    ModelSequence& sequence = sequences_.at(entry.sequence);
+    for (int& block : sequence.table) bind(block);
+    for (std::vector<int>& side : sequence.sides) {
+      for (int& block : side) bind(block);
+    }
     if (entry.copied) {
       bind(entry.copied->copy);
-      ++copied_;
+      for (int& block : entry.copied->side_copies) bind(block);
+      copied_ += std::ssize(entry.copied->sources());
     }
     hit_tokens_ += entry.hit;
     if (entry.first_plan) CountHits(entry);
@@ -271,7 +304,7 @@ void CacheModel::EndReleases(const ModelStep& step, bool discarded) {
 void CacheModel::EndOfClosed(SequenceId id) {
   const auto closed = closed_.find(id);
   if (closed == closed_.end() || InLiveStep(id)) return;
-  PublishTail(closed->second);
+  PublishTail(id, closed->second);
   TrimTable(id, closed->second, 0);
   const std::vector<int>& places = closed->second.places;
   for (auto place = places.rbegin(); place != places.rend(); ++place) UnholdPlace(*place);
@@ -315,8 +348,16 @@ void CacheModel::Commit(std::size_t index, const std::map<SequenceId, Keep>& kee
       for (const int block : sequence.table) {
         if (blocks_.at(block).reserved_by == step.number) blocks_.at(block).reserved_by = 0;
       }
+      for (const std::vector<int>& side : sequence.sides) {
+        for (const int block : side) {
+          if (block != -1 && blocks_.at(block).reserved_by == step.number) {
+            blocks_.at(block).reserved_by = 0;
+          }
+        }
+      }
       TrimTable(entry.sequence, sequence, Length(sequence, entry.sequence));
       Publish(entry.sequence, sequence);
+      SlideOut(sequence);
     }
   }
   EndReleases(step, /*discarded=*/false);
@@ -340,6 +381,11 @@ void CacheModel::Discard(std::size_t index) {
     Hold(copy.source);
     table[copy.index] = copy.source;
     Drop(copy.copy);
+    for (std::size_t side = 0; side < config_.sides.size(); ++side) {
+      Hold(copy.side_sources[side]);
+      open->second.sides[side][copy.index] = copy.side_sources[side];
+      Drop(copy.side_copies[side]);
+    }
   }
   EndReleases(step, /*discarded=*/true);
   for (const ModelEntry& entry : step.entries) {
@@ -349,11 +395,16 @@ void CacheModel::Discard(std::size_t index) {
     if (entry.first_plan) {
       sequence.planned = false;
       sequence.base = 0;
+      sequence.passed = 0;
       sequence.indexable = true;
     }
     // What the step took is needed by nobody else.
     const std::int64_t length = Length(sequence, entry.sequence);
     while (std::ssize(sequence.table) > BlocksFor(length)) {
+      for (std::vector<int>& side : sequence.sides) {
+        if (side.back() != -1) Drop(side.back());
+        side.pop_back();
+      }
       Drop(sequence.table.back());
       sequence.table.pop_back();
     }
@@ -373,67 +424,6 @@ bool CacheModel::SharesLater(std::size_t step, bool open_only) const {
     }
   }
   return false;
-}
-
-void CacheModel::NotePeak() {
-  std::int64_t used = std::ssize(blocks_) - std::ssize(lru_);
-  if (plan_) used -= std::ssize(plan_->victims);  // counted by the placeholders
-  peak_high_ = std::max(peak_high_, used);
-  if (!plan_) peak_low_ = std::max(peak_low_, used);
-}
-
-std::string CacheModel::CompareStats(const Stats& stats) const {
-  std::ostringstream wrong;
-  const auto equal = [&](const char* name, std::int64_t got, std::int64_t want) {
-    if (got != want) wrong << name << ' ' << got << ", should be " << want << "; ";
-  };
-  std::int64_t used = std::ssize(blocks_) - std::ssize(lru_);
-  if (plan_) used -= std::ssize(plan_->victims);
-  std::int64_t reserved = 0, in_transit = 0;
-  bool orphans = false;  // blocks that only live steps hold: reserved or held, as the cache likes
-  for (const auto& [id, block] : blocks_) {
-    if (block.refs > 0 && block.reserved_by != 0) ++reserved;
-    if (block.in_transit) {
-      ++in_transit;
-    } else if (block.refs == 0 && block.pins > 0) {
-      orphans = true;
-    }
-  }
-  equal("total_blocks", stats.total_blocks, config_.total_blocks);
-  equal("sum of states",
-        stats.free_blocks + stats.idle_blocks + stats.held_blocks + stats.reserved_blocks +
-            stats.in_transit_blocks,
-        config_.total_blocks);
-  equal("free_blocks", stats.free_blocks, std::ssize(free_) - free_taken_);
-  equal("idle_blocks", stats.idle_blocks, std::ssize(lru_));
-  equal("held + reserved", stats.held_blocks + stats.reserved_blocks, used - in_transit);
-  if (!orphans) equal("reserved_blocks", stats.reserved_blocks, reserved);
-  equal("in_transit_blocks", stats.in_transit_blocks, in_transit);
-  equal("host_used", stats.host_used, std::ssize(places_));
-  equal("host_held", stats.host_held, std::ssize(places_) - std::ssize(host_lru_));
-  if (!plan_) {
-    equal("offloaded_blocks", stats.offloaded_blocks, offloaded_);
-    equal("onboarded_blocks", stats.onboarded_blocks, onboarded_);
-    equal("host_evicted", stats.host_evicted, host_evicted_);
-  }
-  equal("indexed_blocks", stats.indexed_blocks, std::ssize(index_));
-  equal("pinned_blocks", stats.pinned_blocks, kept());
-  equal("evicted_blocks", stats.evicted_blocks, evicted_);
-  equal("quota_evicted_blocks", stats.quota_evicted_blocks, quota_evicted_);
-  equal("expired_blocks", stats.expired_blocks, expired_);
-  equal("merged_blocks", stats.merged_blocks, merged_);
-  if (!plan_) {
-    equal("copied_blocks", stats.copied_blocks, copied_);
-    equal("hit_tokens", stats.hit_tokens, hit_tokens_);
-    equal("live_steps", stats.live_steps, std::ssize(steps_));
-  }
-  equal("tokens_committed", stats.tokens_committed, committed_);
-  equal("sequences", stats.sequences, std::ssize(sequences_));
-  if (stats.peak_used_blocks < peak_low_ || stats.peak_used_blocks > peak_high_) {
-    wrong << "peak_used_blocks " << stats.peak_used_blocks << ", should be in [" << peak_low_
-          << ", " << peak_high_ << "]; ";
-  }
-  return wrong.str();
 }
 
 }  // namespace lariat::reference

@@ -128,8 +128,13 @@ void CacheModel::KeepClean() {
 // A block goes, and with it what it held, if that has no copy.
 void CacheModel::Evict(int block) {
   const IndexKey key{blocks_.at(block).index_options, *blocks_.at(block).index_tokens};
-  index_.erase(key);
+  const int side = blocks_.at(block).side;
   blocks_.erase(block);
+  if (side != -1) {
+    pages_.erase({key, static_cast<std::size_t>(side)});
+    return;
+  }
+  index_.erase(key);
   if (const auto copy = copies_.find(key); copy != copies_.end()) return ToNewest(copy->second);
   hits_.erase(key);
   ForgetCopies(key);

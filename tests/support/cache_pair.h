@@ -104,14 +104,18 @@ class CachePair {
       Same("settled", id, extent->settled, sequence.settled);
       Same("planned", id, extent->planned, model_.Planned(sequence, id));
       Same("known", id, extent->known, std::ssize(sequence.ids));
-      Same("min_length", id, extent->min_length, 0);
+      Same("min_length", id, extent->min_length, model_.MinLength(sequence));
       if (TableOf(id) != sequence.table) Fail(Text("table of ", Name(id), " differs"));
+      for (std::size_t side = 0; side < sequence.sides.size(); ++side) {
+        if (TableOf(id, static_cast<int>(side) + 1) == sequence.sides[side]) continue;
+        Fail(Text("table ", side + 1, " of ", Name(id), " differs"));
+      }
     }
   }
 
-  std::vector<int> TableOf(SequenceId id) const {
-    const auto table = caches_[0].BlockTable(id);
-    if (!table.ok()) return {-1};
+  std::vector<int> TableOf(SequenceId id, int group = 0) const {
+    const auto table = caches_[0].BlockTable(id, group);
+    if (!table.ok()) return {-2};
     return {table->begin(), table->end()};
   }
 

@@ -106,12 +106,15 @@ void RandomCalls::Truncate() {
   const auto found = model().sequences().find(id);
   if (found == model().sequences().end()) return;
   const std::int64_t length = model().Length(found->second, id);
-  // To nothing at all is tested elsewhere.
+  // To nothing at all is tested elsewhere, but where that is all that windows allow.
   std::int64_t to = Chance(60) ? std::max<std::int64_t>(1, length - Roll(4)) : 1 + Roll(length + 2);
   if (Chance(3)) to = -1 - Roll(3);
+  const std::int64_t least = model().MinLength(found->second);
+  if (least > 0 && Chance(20)) to = Chance(30) ? 0 : least - Roll(2);
+  const bool refused = to < 0 || (to > 0 && to < std::min(least, length));
   const Code code =
       pair_.Call(Text("Truncate ", CachePair::Name(id), " to ", to),
-                 UnlessAway(found->second, {to < 0 ? Code::kInvalidArgument : Code::kOk}),
+                 UnlessAway(found->second, {refused ? Code::kInvalidArgument : Code::kOk}),
                  [&](KVCache& cache, int) { return cache.Truncate(id, to); });
   if (code == Code::kOk) {
     model().Truncate(id, to);
@@ -132,7 +135,10 @@ void RandomCalls::Fork() {
   std::int64_t length = Chance(40) ? -1 : 1 + Roll(settled);
   if (Chance(3)) length = Chance(50) ? settled + 1 : -2;
   std::set<Code> codes;
-  if (length < -1 || length > settled) codes.insert(Code::kInvalidArgument);
+  const std::int64_t least = model().MinLength(found->second);
+  if (least > 0 && Chance(20)) length = Chance(30) ? 0 : std::min(settled, least - Roll(2));
+  const bool gone = length > 0 && length < least;
+  if (length < -1 || length > settled || gone) codes.insert(Code::kInvalidArgument);
   if (model().InLiveStep(id)) codes.insert(Code::kNotReady);
   if (std::ssize(model().sequences()) >= model().config().max_sequences) {
     codes.insert(Code::kResourceExhausted);

@@ -23,6 +23,8 @@ struct Setting {
   int sequences = 10;                    // open at once
   std::int64_t blocks_of_sequence = 10;  // the most
   EvictionPolicy eviction = EvictionPolicy::kLru;
+  BackendKind backend = BackendKind::kNull;
+  std::vector<reference::ModelSide> sides = {};  // groups besides full attention; no window: of MLA
 };
 
 // Random calls on a CachePair, each with what the model says it may answer. No call is REQUIREd to
@@ -70,7 +72,16 @@ class RandomCalls {
   static CacheConfig MakeConfig(const Setting& setting) {
     CacheConfig config;
     config.layers = {{.kv_heads = 1, .k_dim = 2, .v_dim = 2}};
-    config.backend = BackendKind::kNull;
+    for (const reference::ModelSide& side : setting.sides) {
+      LayerSpec& layer = config.layers.emplace_back(config.layers[0]);
+      layer.kind = side.chunked ? LayerKind::kChunked : LayerKind::kSliding;
+      layer.window = static_cast<int>(side.window);
+      if (side.window > 0) continue;
+      layer.kind = LayerKind::kMla;
+      layer.k_dim = 4;
+      layer.v_dim = 0;
+    }
+    config.backend = setting.backend;
     config.memory.num_blocks = setting.blocks;
     config.block_size = static_cast<int>(setting.block_size);
     config.reuse = setting.reuse;
@@ -98,7 +109,8 @@ class RandomCalls {
             setting.host.write,
             setting.host.write_after_hits,
             std::min(setting.host.clean_blocks, setting.host.num_blocks),
-            setting.eviction == EvictionPolicy::kPriority};
+            setting.eviction == EvictionPolicy::kPriority,
+            setting.sides};
   }
 
   std::int64_t Roll(std::int64_t sides) {
@@ -298,7 +310,8 @@ class RandomCalls {
       return cache.Prepare(pair_.plan().steps[which], Stream{});
     });
     last_step_ = pair_.plan().steps[0].id();
-    const std::string wrong = model().Prepare([&](SequenceId id) { return pair_.TableOf(id); });
+    const std::string wrong =
+        model().Prepare([&](SequenceId id, int group) { return pair_.TableOf(id, group); });
     if (!wrong.empty()) pair_.Fail(wrong);
     pair_.TakePlan();
     pair_.CheckState();
