@@ -12,8 +12,9 @@ function(lariat_server_test name script labels)
 endfunction()
 lariat_server_test("answers" server_test.py threads)
 lariat_server_test("bad requests and slow clients" server_http_test.py threads ${sanitized})
-lariat_server_test("memory after 1000 requests" server_memory_test.py threads 1000 ${sanitized})
-if(NOT LARIAT_SANITIZE)  # a sanitizer's own memory grows, and leaks are seen after 1000 as well
-  lariat_server_test("memory after 10000 requests" server_memory_test.py slow 10000)
+if(LARIAT_SANITIZE)  # a sanitizer's own memory grows, and leaks are seen after 1000 as well
+  lariat_server_test("memory after 1000 requests" server_memory_test.py threads 1000 sanitized)
+else()
+  lariat_server_test("memory after 10000 requests" server_memory_test.py threads 10000)
 endif()
 set_property(GLOBAL APPEND PROPERTY LARIAT_THREAD_TESTS tiny_server)

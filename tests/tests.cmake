@@ -26,9 +26,12 @@ lariat_test(dependent_launch_test LOOPS SOURCES dependent_launch_test.cc)
 lariat_test(session_test SOURCES session_test.cc session_api_test.cc session_beams_test.cc
             session_drafts_test.cc session_tier_test.cc SESSION)
 if(NOT LARIAT_SANITIZE)
-  # A million random calls; with a sanitizer it is cache_random_test's hundred thousand.
-  lariat_test(cache_random_slow_test LOOPS SOURCES cache_random_test.cc LABEL slow TIMEOUT 1200)
-  target_compile_definitions(cache_random_slow_test PRIVATE LARIAT_RANDOM_OPERATIONS=1000000)
+  # A million random calls of each kind; with a sanitizer it is cache_random_test's hundred thousand.
+  # Ten million take the better part of an hour: ctest -L slow.
+  lariat_test(cache_random_long_test LOOPS SOURCES cache_random_test.cc TIMEOUT 1200)
+  target_compile_definitions(cache_random_long_test PRIVATE LARIAT_RANDOM_OPERATIONS=1000000)
+  lariat_test(cache_random_slow_test LOOPS SOURCES cache_random_test.cc LABEL slow TIMEOUT 7200)
+  target_compile_definitions(cache_random_slow_test PRIVATE LARIAT_RANDOM_OPERATIONS=10000000)
 endif()
 lariat_test(simulate_test LOOPS SOURCES simulate_test.cc simulate_check_test.cc simulate_mla_test.cc
             simulate_turns_test.cc SESSION)
