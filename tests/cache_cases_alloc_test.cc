@@ -233,5 +233,37 @@ TEST_CASE("K170: heads of a rank", "[cases]") {
   }
 }
 
+// a's step is discarded, so a gets the block back that it copied from: with its own last row.
+TEST_CASE("A fork does not write over rows that a discarded copy gives back", "[cache]") {
+  for (const bool two_steps : {false, true}) {
+    CaseCache c(CaseCache::Config(4, 16));
+    const SequenceId a = c.Start(CaseCache::Range(0, 6));
+    const SequenceId b = *c->Fork(a, 5);  // a has a row where b goes on
+    const int shared = c.Table(a)[1];
+    std::vector<Step> steps;
+    if (two_steps) {
+      steps.push_back(c.Prepared(a, 1));
+      steps.push_back(c.Prepared(b, 1));
+    } else {
+      const StepItem items[] = {{a, 1, 0, {}}, {b, 1, 0, {}}};
+      steps.push_back(*c->Plan(items));
+      CaseCache::Must(c->Prepare(steps[0], {}));
+    }
+    CHECK(c.Table(a)[1] != shared);
+    CHECK(c.Table(b)[1] != shared);
+    CaseCache::Must(c->Discard(steps[0], {}));
+    CHECK(c.Table(a)[1] == shared);
+    if (two_steps) CaseCache::Must(c->Commit(steps[1], {}, {}));
+    CHECK((c.Table(b)[1] != shared) == two_steps);
+    // Of equal lengths nothing is lost: the last one writes in place.
+    const SequenceId e = *c->Fork(a, 6);
+    const StepItem items[] = {{a, 1, 0, {}}, {e, 1, 0, {}}};
+    Step step = *c->Plan(items);
+    CaseCache::Must(c->Prepare(step, {}));
+    CHECK((c.Table(e)[1] == shared) == two_steps);  // else b still shares it
+    CaseCache::Must(c->Discard(step, {}));
+  }
+}
+
 }  // namespace
 }  // namespace lariat

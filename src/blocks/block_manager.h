@@ -250,6 +250,7 @@ class BlockManager {
   Status AddRows(const StepItem& item, PlannedStep& step);
   Status ApplyShape(const StepShape& shape, PlannedStep& step) const;
   void Unshare(PlannedStep& step);
+  bool MayReturn(BlockId tail, std::size_t index, const PlannedStep& step) const;
   Status CheckRoom(const PlannedStep& step, PlanFailure* failure) const;
   void Reserve(PlannedStep& step);
   BlockId Take(std::vector<UndoEntry>& undo, std::vector<BlockId>& victims);

@@ -150,7 +150,8 @@ Status BlockManager::Fill(std::span<const StepItem> items, const StepShape& shap
 
 // Finds the partly filled blocks that rows would be written into but that are shared or indexed:
 // those need a copy. The sequence's reference to the source lasts until the step ends, since the
-// copy still has to read it, but counts as gone: in item order, the last holder writes in place.
+// copy still has to read it, but counts as gone: in item order, the last holder writes in place,
+// unless a Discard would give those rows back to who has let go of them (see MayReturn).
 void BlockManager::Unshare(PlannedStep& step) {
   const std::size_t most = step.rows.size() * static_cast<std::size_t>(GroupCount());
   step.undo.reserve(step.undo.size() + most);
@@ -163,7 +164,7 @@ void BlockManager::Unshare(PlannedStep& step) {
     if (sequence.owns_tail) continue;
     const auto index = static_cast<std::size_t>(BlockAt(start));
     const BlockId tail = sequence.table[index];
-    if (!pool_.shared(tail) && !index_.contains(tail)) continue;
+    if (!pool_.shared(tail) && !index_.contains(tail) && !MayReturn(tail, i, step)) continue;
     step.items[i].cow_source = tail;
     step.needed += GroupCount();
     CopyTailSides(step, i, index);
@@ -176,6 +177,22 @@ void BlockManager::Unshare(PlannedStep& step) {
             [](const SideCopy& a, const SideCopy& b) {
               return a.item != b.item ? a.item < b.item : a.side < b.side;
             });
+}
+
+// Whether another sequence, which copies this block, would find a row of its own overwritten by the
+// item's rows if its step were discarded.
+bool BlockManager::MayReturn(BlockId tail, std::size_t index, const PlannedStep& step) const {
+  if (pool_.references(tail) == 1) return false;
+  const auto in = [&](const PlannedStep& of) {
+    return std::any_of(of.releases.begin(), of.releases.end(), [&](const StepRelease& release) {
+      if (release.block != tail || release.sequence < 0) return false;
+      const Sequence& other = sequences_.at(release.sequence);
+      return release.sequence != step.items[index].sequence && other.open &&
+             other.settled > step.rows[index].start;
+    });
+  };
+  return in(step) ||
+         std::any_of(live_.begin(), live_.end(), [&](const auto* live) { return in(*live); });
 }
 
 Status BlockManager::CheckRoom(const PlannedStep& step, PlanFailure* failure) const {

@@ -113,6 +113,7 @@ class SequenceTable {
   }
   const Sequence* Find(SequenceId id) const { return const_cast<SequenceTable*>(this)->Find(id); }
   Sequence& at(int index) { return *entries_[index]; }
+  const Sequence& at(int index) const { return *entries_[index]; }
   static int IndexOf(SequenceId id) {
     return static_cast<int>(static_cast<std::uint64_t>(id) & 0xFFFFFFFFU) - 1;
   }

@@ -29,8 +29,8 @@ namespace lariat::reference {
 // Bind() replaces them with what the cache took, after checking that those blocks were there to
 // take.
 //
-// A side is a group of layers besides the first one, with a window mostly. Its table has -1 where a block
-// was given back. A cached text has a block of the first group, and of each side one or none.
+// A side is a group of layers besides the first one, with a window mostly. Its table has -1 where a
+// block was given back. A cached text has a block of the first group, and of each side one or none.
 struct ModelSide {
   bool chunked = false;
   std::int64_t window = 1;  // 0: none, it keeps all tokens
@@ -278,6 +278,7 @@ class CacheModel {
       std::int64_t count, const std::function<bool(int)>& such = [](int) { return true; }) const;
   void EnforceQuotas();
   std::int64_t OpenHolders(int block) const;
+  bool MayReturn(int block, const ModelEntry& entry, const ModelStep& planned) const;
   void Hold(int block);
   void Drop(int block);
   void Unpin(int block);

@@ -134,6 +134,21 @@ std::int64_t CacheModel::OpenHolders(int block) const {
   return holders;
 }
 
+// Whether a Discard may give the block back to another sequence, one that has a row where this
+// entry begins: rows there would be lost to it.
+bool CacheModel::MayReturn(int block, const ModelEntry& entry, const ModelStep& planned) const {
+  std::vector<ModelStep> all = steps_;
+  all.push_back(planned);
+  for (const ModelStep& step : all) {
+    for (const auto& [released, id] : step.releases) {
+      const auto other = sequences_.find(id);
+      if (released != block || id == entry.sequence || other == sequences_.end()) continue;
+      if (other->second.settled > entry.start) return true;
+    }
+  }
+  return false;
+}
+
 // All claims precede all allocations; free blocks are taken before victims.
 void CacheModel::PlanStep(std::span<const StepItem> items, bool copy_idle) {
   before_plan_ = std::make_shared<const CacheModel>(*this);
@@ -186,7 +201,8 @@ void CacheModel::PlanStep(std::span<const StepItem> items, bool copy_idle) {
     const std::size_t first = entry.start / config_.block_size;
     if (!entry.copied && entry.start % config_.block_size != 0) {
       const int source = sequence.table[first];
-      if (OpenHolders(source) > 1 || blocks_.at(source).index_tokens) {
+      if (OpenHolders(source) > 1 || blocks_.at(source).index_tokens ||
+          MayReturn(source, entry, step)) {
         entry.copied = ModelCopy{first, source, 0, false, false, {}, {}};
         for (const std::vector<int>& side : sequence.sides) {
           entry.copied->side_sources.push_back(side[first]);
