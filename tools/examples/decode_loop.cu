@@ -159,7 +159,9 @@ class Engine {
   static CacheConfig Config(Reuse reuse) {
     CacheConfig config;
     config.layers.assign(kLayers, {.kv_heads = kKvHeads, .k_dim = kDim, .v_dim = kDim, .rope = 0});
-    config.ropes = {{.rotary_dim = kDim, .theta = 10000.0}};
+    config.ropes.resize(1);
+    config.ropes[0].rotary_dim = kDim;
+    config.ropes[0].theta = 10000.0;
     config.dtype = DType::kFP32;
     config.backend = BackendKind::kCuda;
     config.memory.num_blocks = 64;
