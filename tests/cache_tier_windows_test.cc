@@ -20,6 +20,7 @@ using testing::Done;
 using testing::FailingCopies;
 using testing::FaultBackend;
 using testing::LateWorld;
+using testing::MlaWorld;
 using testing::RandomTier;
 using testing::RowWorld;
 using testing::Tokens;
@@ -29,12 +30,13 @@ LayerSpec Windowed(LayerKind kind, std::int64_t window) {
   return {.kind = kind, .kv_heads = 1, .k_dim = 6, .v_dim = 4, .window = static_cast<int>(window)};
 }
 
-// Groups beside the full one, by number: one or two, with windows below a block, of one, and of
-// several; chunks that end with blocks and such that do not.
+// Layers beside the full one, by number: of one or two groups, with windows below a block, of one,
+// and of several; chunks that end with blocks and such that do not; latents; more layers of a
+// window than go into one group.
 std::vector<LayerSpec> Sides(int number, std::int64_t block) {
   constexpr LayerKind kSliding = LayerKind::kSliding, kChunked = LayerKind::kChunked;
   const LayerSpec latents{.kind = LayerKind::kMla, .kv_heads = 1, .k_dim = 11, .v_dim = 0};
-  switch (number % 9) {
+  switch (number % 10) {
     case 0: return {Windowed(kSliding, std::max<std::int64_t>(1, block - 1))};
     case 1: return {Windowed(kSliding, block), Windowed(kChunked, 2 * block)};
     case 2: return {Windowed(kSliding, 3 * block + 1), Windowed(kSliding, 2)};
@@ -53,10 +55,15 @@ WorldOptions OptionsOf(int seed) {
   constexpr std::int64_t kBlockSizes[] = {1, 3, 4, 16}, kBlocks[] = {40, 15, 12, 7};
   WorldOptions options;
   options.layers = 1;
-  options.latent = 5;
+  options.latent = MlaWorld().latent;
   options.block_size = kBlockSizes[seed % 4];
   options.more = Sides(seed, options.block_size);
-  options.blocks = kBlocks[seed % 4] * (2 + std::ssize(options.more));
+  options.blocks = kBlocks[seed % 4] * (2 + std::min<std::int64_t>(2, std::ssize(options.more)));
+  if (seed % 13 == 12) options = MlaWorld(options);
+  if (seed % 17 == 16) {  // the widest window is the first group
+    options.layers = 0;
+    options.more.push_back(Windowed(LayerKind::kSliding, 40));
+  }
   if (seed % 11 == 10) options.blocks = options.blocks * 3 / 4;
   if (options.block_size == 16) options.max_tokens_per_sequence = 96;
   options.steps_in_flight = 1 + seed % 3;
@@ -71,6 +78,8 @@ WorldOptions OptionsOf(int seed) {
       seed % 7 == 6 ? 0 : std::min(options.host.num_blocks, options.blocks / 2);
   return options;
 }
+
+constexpr int kSeeds = 36;
 
 void AtOnce(Stream, const std::function<void()>& work) { work(); }
 
@@ -111,7 +120,7 @@ TEST_CASE("A hit where a chunk ends has all rows of its block, whatever was evic
 
 TEST_CASE("Tier windows: copies late and poisoned, steps at once", "[tier]") {
   Done sum;
-  for (int seed = 0; seed < 36; ++seed) {
+  for (int seed = 0; seed < kSeeds; ++seed) {
     CAPTURE(seed);
     const WorldOptions options = OptionsOf(seed);
     const Device device = *Device::CreateDeferred(BackendKind::kCpu, static_cast<unsigned>(seed));
@@ -127,7 +136,7 @@ TEST_CASE("Tier windows: copies late and poisoned, steps at once", "[tier]") {
 
 TEST_CASE("Tier windows: everything late, streams in any order", "[tier]") {
   Done sum;
-  for (int seed = 0; seed < 36; ++seed) {
+  for (int seed = 0; seed < kSeeds; ++seed) {
     CAPTURE(seed);
     const WorldOptions options = OptionsOf(seed);
     LateWorld late(options);
@@ -145,7 +154,7 @@ TEST_CASE("Tier windows: everything late, streams in any order", "[tier]") {
 }
 
 TEST_CASE("Tier windows: no state depends on how long a copy takes", "[tier]") {
-  for (int seed = 0; seed < 36; ++seed) {
+  for (int seed = 0; seed < kSeeds; ++seed) {
     CAPTURE(seed);
     const WorldOptions options = OptionsOf(seed);
     std::vector<std::string> states[4];
@@ -176,7 +185,7 @@ TEST_CASE("Tier windows: no state depends on how long a copy takes", "[tier]") {
 
 TEST_CASE("Tier windows: copies that fail are misses, never hits", "[tier]") {
   Done sum;
-  for (int seed = 0; seed < 36; ++seed) {
+  for (int seed = 0; seed < kSeeds; ++seed) {
     CAPTURE(seed);
     const WorldOptions options = OptionsOf(seed);
     const auto failing =
@@ -194,7 +203,7 @@ TEST_CASE("Tier windows: copies that fail are misses, never hits", "[tier]") {
 
 TEST_CASE("Tier windows: whatever call of the device fails", "[tier]") {
   Done sum;
-  for (int seed = 0; seed < 36; ++seed) {
+  for (int seed = 0; seed < kSeeds; ++seed) {
     CAPTURE(seed);
     const WorldOptions options = OptionsOf(seed);
     const auto faulty =

@@ -126,16 +126,9 @@ class RandomTier {
     } else if (dice < 80) {
       Fetch(Any());
     } else if (dice < 86) {
-      if (Went(world_.Suspend(Any()).status(),
-               {Code::kNotReady, Code::kInvalidArgument, Code::kResourceExhausted})) {
-        ++done_.suspends;
-      }
+      if (Moved([&](SequenceId id) { return world_.Suspend(id); }, Any())) ++done_.suspends;
     } else if (dice < 92) {
-      const auto transfer = world_.Resume(Any());
-      if (Went(transfer.status(),
-               {Code::kNotReady, Code::kInvalidArgument, Code::kResourceExhausted})) {
-        ++done_.resumes;
-      }
+      if (Moved([&](SequenceId id) { return world_.Resume(id); }, Any())) ++done_.resumes;
     } else if (dice < 97) {
       Accept();
     } else if (dice < 98) {
@@ -217,12 +210,20 @@ class RandomTier {
   }
 
   void Fetch(SequenceId id) {
-    const auto transfer = world_.Fetch(id);
-    if (Went(transfer.status(),
-             {Code::kNotReady, Code::kInvalidArgument, Code::kResourceExhausted}) &&
-        *transfer != TransferId::kNone) {
-      ++done_.fetches;
+    if (Moved([&](SequenceId of) { return world_.Fetch(of); }, id)) ++done_.fetches;
+  }
+  // Whether a transfer began, or ended at once. A refused one changes nothing.
+  template <class Move>
+  bool Moved(Move move, SequenceId id) {
+    const bool look = !faults_.at && Roll(4) == 0;
+    const std::string before = look ? world_.cache().Snapshot() : "";
+    const Result<TransferId> transfer = move(id);
+    if (!Went(transfer.status(),
+              {Code::kNotReady, Code::kInvalidArgument, Code::kResourceExhausted})) {
+      if (look) REQUIRE(world_.cache().Snapshot() == before);
+      return false;
     }
+    return *transfer != TransferId::kNone;
   }
 
   void Accept() {
@@ -259,12 +260,28 @@ class RandomTier {
       }
       items.push_back(item);
     }
+    if (Roll(8) == 0) return PlanAndDrop(items);
     const std::size_t live = world_.live().size();
     const Status run = world_.Run(items, stream_);
     if (Went(run, {Code::kResourceExhausted, Code::kNeverFits, Code::kNotReady})) return;
     if (world_.live().size() == live) return;
     faults_.at(0);  // it failed in the appends: they are made again
     Ok(world_.AppendAll(stream_));
+  }
+
+  // Nothing is left of a plan that was dropped, or found no room.
+  void PlanAndDrop(const std::vector<WorldItem>& items) {
+    const std::string before = world_.cache().Snapshot();
+    {
+      lariat::Step step;
+      Went(world_.Plan(items, {}, step),
+           {Code::kResourceExhausted, Code::kNeverFits, Code::kNotReady});
+    }
+    // But for the number of the next step.
+    REQUIRE(WithoutPlan(world_.cache().Snapshot()) == WithoutPlan(before));
+  }
+  static std::string WithoutPlan(const std::string& snapshot) {
+    return snapshot.substr(0, snapshot.rfind("plan "));
   }
 
   void Commit() {
