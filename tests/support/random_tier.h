@@ -110,7 +110,9 @@ class RandomTier {
     const std::int64_t dice = Roll(100);
     if (dice < 14 || world_.sequences().empty()) {
       const auto id = world_.Open(Prompt(), Roll(5) == 0 ? "other" : "", Keep());
-      if (Went(id.status(), {Code::kResourceExhausted}) && Roll(2) == 0) Fetch(*id);
+      if (Went(id.status(), {Code::kResourceExhausted}) && Roll(2) == 0) {
+        !faults_.at&& Roll(2) == 0 ? FetchNow(*id) : Fetch(*id);
+      }
     } else if (dice < 40) {
       Step();
     } else if (dice < 58) {
@@ -166,6 +168,7 @@ class RandomTier {
     } else if (dice < 6) {
       Ok(cache.Clear());
     } else if (dice < 8) {
+      quotas_ = true;
       Ok(cache.SetQuota(salt, Roll(3) == 0 ? -1 : Roll(options_.blocks / 2)));
     } else if (dice < 10) {
       Ok(cache.Expire(now_ms_ += Roll(8)));
@@ -211,6 +214,21 @@ class RandomTier {
 
   void Fetch(SequenceId id) {
     if (Moved([&](SequenceId of) { return world_.Fetch(of); }, id)) ++done_.fetches;
+  }
+  // What a Fetch promised is found once it is accepted, unless a quota took it away again.
+  void FetchNow(SequenceId id) {
+    const auto match = world_.cache().Match(id);
+    const auto transfer = world_.Fetch(id);
+    if (!Went(transfer.status(),
+              {Code::kNotReady, Code::kInvalidArgument, Code::kResourceExhausted})) {
+      return;
+    }
+    REQUIRE(match.ok());
+    CHECK((*transfer != TransferId::kNone) == (match->host_tokens > match->tokens));
+    if (*transfer == TransferId::kNone) return;
+    ++done_.fetches;
+    REQUIRE(world_.Accept(*transfer).ok());
+    if (!quotas_) CHECK(world_.cache().Match(id)->tokens == match->host_tokens);
   }
   // Whether a transfer began, or ended at once. A refused one changes nothing.
   template <class Move>
@@ -302,6 +320,7 @@ class RandomTier {
   std::vector<std::string>* states_ = nullptr;
   std::vector<std::vector<TokenId>> pinned_;
   std::int64_t now_ms_ = 0;
+  bool quotas_ = false;
   Stream stream_ = {};
   Done done_;
 };
