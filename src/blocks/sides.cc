@@ -31,13 +31,14 @@ std::int64_t BlockManager::UsableBlocks(std::int64_t blocks, Has has) const {
   return usable;
 }
 
-// Whether so many blocks and the first `tokens` tokens of one more can be used.
+// Whether so many blocks and the first `tokens` tokens of one more can be used. Of that one each
+// side has its block, even where the window begins behind those tokens: it is copied, and whoever
+// finds the copy, or goes back in it, takes all of its rows for what they should be.
 template <class Has>
 bool BlockManager::CanUse(std::int64_t blocks, std::int64_t tokens, Has has) const {
   const std::int64_t length = blocks * config_.block_size + tokens;
   for (std::size_t side = 0; side < sides_.count(); ++side) {
     const std::int64_t first = sides_.reach(side).First(length);
-    if (first == length) continue;
     for (std::int64_t b = first / config_.block_size; b <= blocks; ++b) {
       if (!has(b, side)) return false;
     }

@@ -65,9 +65,7 @@ void BlockManager::AddTierPath(const TierPath& path, Transfer& transfer) {
     std::int64_t first = 0;
     if (side >= 0) {
       const Reach& reach = sides_.reach(static_cast<std::size_t>(side));
-      first = reach.First(path.tokens);
-      if (first == path.tokens) continue;
-      first /= config_.block_size;
+      first = reach.First(path.tokens) / config_.block_size;
     }
     for (auto n = static_cast<std::size_t>(first); n < path.nodes.size(); ++n) {
       const BlockId block = BlockOf(path.nodes[n], side);

@@ -33,12 +33,17 @@ int CacheModel::Beside(int block, std::size_t side) const {
 
 // --- Hits -------------------------------------------------------------------------------------
 
-// Whether all that the row at `length` reads is there, beside the first group's blocks.
+// Whether all that the row at `length` reads is there, beside the first group's blocks, and all of
+// the block that it is written to.
 bool CacheModel::HasWindows(const std::vector<int>& path, std::int64_t length) const {
   for (std::size_t side = 0; side < config_.sides.size(); ++side) {
     for (std::int64_t token = FirstRead(config_.sides[side], length); token < length; ++token) {
       const auto block = static_cast<std::size_t>(token / config_.block_size);
       if (Beside(path.at(block), side) == -1) return false;
+    }
+    if (length % config_.block_size == 0) continue;
+    if (Beside(path.at(static_cast<std::size_t>(length / config_.block_size)), side) == -1) {
+      return false;
     }
   }
   return true;

@@ -40,16 +40,27 @@ double Decode(DType dtype, const void* from) {
   return (bits & 0x8000) != 0 ? -size : size;
 }
 
+// Compares an entry of a step's array.
+std::string Differs(const char* array, std::int64_t i, std::int64_t got, std::int64_t want) {
+  if (got == want) return "";
+  return std::string(array) + "[" + std::to_string(i) + "] is " + std::to_string(got) +
+         ", should be " + std::to_string(want);
+}
+
 }  // namespace
 
 CacheConfig RowWorld::Config(const WorldOptions& options) {
   CacheConfig config;
-  const LayerSpec layer{.kind = options.latent > 0 ? LayerKind::kMla : LayerKind::kFull,
+  const LayerSpec layer{.kind = options.kind,
                         .kv_heads = options.kv_heads,
                         .k_dim = options.k_dim,
                         .v_dim = options.v_dim,
                         .rope = options.rope ? 0 : -1};
   config.layers.assign(static_cast<std::size_t>(options.layers), layer);
+  for (const LayerSpec& other : options.more) {
+    config.layers.push_back(other);
+    config.layers.back().rope = layer.rope;
+  }
   if (options.rope) {
     RopeSpec& rope = config.ropes.emplace_back();
     rope.style = options.style;
@@ -62,6 +73,8 @@ CacheConfig RowWorld::Config(const WorldOptions& options) {
   config.layout = options.layout;
   config.host = options.host;
   config.reuse = options.reuse;
+  config.eviction = options.eviction;
+  config.max_pinned_blocks = options.max_pinned_blocks;
   config.max_steps_in_flight = options.steps_in_flight;
   config.max_sequences = options.max_sequences;
   config.max_tokens_per_sequence = options.max_tokens_per_sequence;
@@ -76,6 +89,8 @@ RowWorld::RowWorld(const WorldOptions& options, const Device& device, Enqueue en
   auto made = KVCache::Create(Config(options), device);
   if (!made.ok()) FAIL(made.status().ToString());
   cache_ = std::make_unique<KVCache>(*std::move(made));
+  layers_ = cache_->config().layers;
+  groups_ = cache_->footprint().num_groups;
   if (options_.latent > 0) MakeLatentTables();
 }
 
@@ -105,7 +120,8 @@ double RowWorld::Element(const WorldRow& row, int layer, int head, bool key, int
 // The row as stored: V as it came, K rotated in double.
 void RowWorld::Value(std::vector<double>& out, const WorldRow& row, int layer, int head,
                      bool key) const {
-  out.resize(static_cast<std::size_t>(key ? options_.k_dim : options_.v_dim));
+  const LayerSpec& spec = layers_.at(static_cast<std::size_t>(layer));
+  out.resize(static_cast<std::size_t>(key ? spec.k_dim : spec.v_dim));
   for (std::size_t i = 0; i < out.size(); ++i) {
     out[i] = Element(row, layer, head, key, static_cast<int>(i));
   }
@@ -127,7 +143,7 @@ void RowWorld::Value(std::vector<double>& out, const WorldRow& row, int layer, i
 // rounded once in fp32: below 6 * 2^-24 < 4 * 2^-23. Then one rounding to a stored type of 8 or 11
 // bits of a value below 2: at most 2^-8, 2^-11. All else is exact.
 std::string RowWorld::Compare(const void* got, const WorldRow& row, int layer, int head, bool key) {
-  if (options_.latent > 0) {
+  if (layers_.at(static_cast<std::size_t>(layer)).kind == LayerKind::kMla) {
     if (!key) return "";
     const std::vector<char>& want = LatentRow(row, layer);
     return std::memcmp(got, want.data(), want.size()) == 0 ? "" : "a latent row is another one";
@@ -173,10 +189,11 @@ const std::vector<char>& RowWorld::LatentRow(const WorldRow& row, int layer) {
   std::vector<char>& stored = latents_[{row.hash, row.position, layer}];
   if (!stored.empty()) return stored;
   std::vector<float> input;
-  for (int i = 0; i < options_.k_dim; ++i) {
+  const int width = layers_.at(static_cast<std::size_t>(layer)).k_dim;
+  for (int i = 0; i < width; ++i) {
     input.push_back(static_cast<float>(Element(row, layer, 0, true, i)));
   }
-  stored.resize(static_cast<std::size_t>(options_.k_dim) * SizeOf(options_.dtype));
+  stored.resize(static_cast<std::size_t>(width) * SizeOf(options_.dtype));
   const std::int64_t slot = 0;
   MlaAppendParams params;
   params.in_dtype = DType::kFP32;
@@ -184,7 +201,7 @@ const std::vector<char>& RowWorld::LatentRow(const WorldRow& row, int layer) {
   params.style = options_.style;
   params.num_tokens = 1;
   params.rank = options_.latent;
-  params.rope_dim = options_.k_dim - options_.latent;
+  params.rope_dim = width - options_.latent;
   params.rotary_dim = options_.rope ? options_.rotary_dim : 0;
   params.c_kv = input.data();
   params.k_pe = input.data() + options_.latent;
@@ -205,54 +222,80 @@ void RowWorld::Read(const Expected& expected) {
   ++readers_run_;
   const StepView view = cache_->View();
   const auto same = [&](const char* array, std::int64_t i, std::int64_t got, std::int64_t want) {
-    if (got != want) {
-      Wrong(std::string(array) + "[" + std::to_string(i) + "] is " + std::to_string(got) +
-            ", should be " + std::to_string(want));
+    if (got != want) Wrong(Differs(array, i, got, want));
+  };
+  for (std::int64_t b = 0; b < expected.padded_sequences; ++b) {
+    const bool real = b < std::ssize(expected.entries);
+    const Expected::Entry entry = real ? expected.entries[b] : Expected::Entry{};
+    same("cu_seqlens", b, view.cu_seqlens[b], real ? entry.first_row : expected.tokens);
+    same("seqused_k", b, view.seqused_k[b], entry.start + entry.count);
+    for (std::int64_t i = 0; i < entry.count; ++i) {
+      same("positions", entry.first_row + i, view.positions[entry.first_row + i],
+           entry.rows[entry.start + i].position);
     }
+  }
+  same("cu_seqlens", expected.padded_sequences, view.cu_seqlens[expected.padded_sequences],
+       expected.tokens);
+  for (std::int64_t t = expected.tokens; t < expected.padded_tokens; ++t) {
+    same("padding positions", t, view.positions[t], 0);
+  }
+  for (int group = 0; group < groups_; ++group) ReadTables(expected, group);
+  for (int layer = 0; layer < static_cast<int>(layers_.size()); ++layer) {
+    ReadLayer(expected, layer);
+  }
+}
+
+// Slots and block tables of a group. Of what was given back a table names any block.
+void RowWorld::ReadTables(const Expected& expected, int group) {
+  const StepView view = cache_->View(group);
+  const auto same = [&](const char* array, std::int64_t i, std::int64_t got, std::int64_t want) {
+    if (got != want) Wrong("group " + std::to_string(group) + ": " + Differs(array, i, got, want));
   };
   const std::int64_t block = options_.block_size;
   for (std::int64_t b = 0; b < expected.padded_sequences; ++b) {
     const bool real = b < std::ssize(expected.entries);
     const Expected::Entry entry = real ? expected.entries[b] : Expected::Entry{};
     const std::int64_t length = entry.start + entry.count;
-    same("cu_seqlens", b, view.cu_seqlens[b], real ? entry.first_row : expected.tokens);
-    same("seqused_k", b, view.seqused_k[b], length);
+    const std::int32_t* const row = view.block_table + b * view.block_table_stride;
     for (std::int64_t j = 0; j < view.block_table_stride; ++j) {
-      same("block_table", b * view.block_table_stride + j,
-           view.block_table[b * view.block_table_stride + j],
-           j * block < length ? entry.table.at(j) : 0);
+      const std::int32_t want = j * block < length ? entry.tables.at(group).at(j) : 0;
+      if (want >= 0) same("block_table", b * view.block_table_stride + j, row[j], want);
+      if (row[j] < 0 || row[j] >= options_.blocks) Wrong("a table's entry is no block");
     }
-    for (std::int64_t i = 0; i < entry.count; ++i) {
-      const std::int64_t n = entry.start + i;
-      same("slots", entry.first_row + i, view.slots[entry.first_row + i],
-           entry.table[n / block] * block + n % block);
-      same("positions", entry.first_row + i, view.positions[entry.first_row + i],
-           entry.rows[n].position);
+    for (std::int64_t n = entry.start; n < length; ++n) {
+      const std::int64_t i = entry.first_row + n - entry.start;
+      same("slots", i, view.slots[i], entry.tables[group][n / block] * block + n % block);
     }
   }
-  same("cu_seqlens", expected.padded_sequences, view.cu_seqlens[expected.padded_sequences],
-       expected.tokens);
   for (std::int64_t t = expected.tokens; t < expected.padded_tokens; ++t) {
     same("padding slots", t, view.slots[t], -1);
-    same("padding positions", t, view.positions[t], 0);
   }
-  for (int layer = 0; layer < options_.layers; ++layer) {
-    const LayerView planes = *cache_->Layer(layer);
-    const std::int64_t size = static_cast<std::int64_t>(SizeOf(planes.dtype));
-    for (const Expected::Entry& entry : expected.entries) {
-      for (std::int64_t n = 0; n < std::ssize(entry.rows); ++n) {
-        for (int head = 0; head < options_.kv_heads; ++head) {
-          const std::int64_t k = entry.table[n / block] * planes.k_block_stride +
-                                 n % block * planes.k_row_stride + head * planes.k_head_stride;
-          const std::int64_t v = entry.table[n / block] * planes.v_block_stride +
-                                 n % block * planes.v_row_stride + head * planes.v_head_stride;
-          const std::string wrong =
-              Compare(static_cast<char*>(planes.k) + k * size, entry.rows[n], layer, head, true) +
-              Compare(static_cast<char*>(planes.v) + v * size, entry.rows[n], layer, head, false);
-          if (!wrong.empty()) {
-            Wrong("a reader's token " + std::to_string(n) + " in block " +
-                  std::to_string(entry.table[n / block]) + ": " + wrong);
-          }
+}
+
+// What the step's rows attend to in one layer.
+void RowWorld::ReadLayer(const Expected& expected, int layer) {
+  const std::int64_t block = options_.block_size;
+  const LayerView planes = *cache_->Layer(layer);
+  const std::int64_t size = static_cast<std::int64_t>(SizeOf(planes.dtype));
+  for (const Expected::Entry& entry : expected.entries) {
+    const std::vector<std::int32_t>& table = entry.tables.at(planes.group);
+    std::int64_t n = FirstAttended(layers_[layer], entry.start);
+    for (; n < std::ssize(entry.rows); ++n) {
+      if (table[n / block] < 0) {
+        Wrong("a reader's token " + std::to_string(n) + " was given back");
+        continue;
+      }
+      for (int head = 0; head < planes.kv_heads; ++head) {
+        const std::int64_t k = table[n / block] * planes.k_block_stride +
+                               n % block * planes.k_row_stride + head * planes.k_head_stride;
+        const std::int64_t v = table[n / block] * planes.v_block_stride +
+                               n % block * planes.v_row_stride + head * planes.v_head_stride;
+        const std::string wrong =
+            Compare(static_cast<char*>(planes.k) + k * size, entry.rows[n], layer, head, true) +
+            Compare(static_cast<char*>(planes.v) + v * size, entry.rows[n], layer, head, false);
+        if (!wrong.empty()) {
+          Wrong("layer " + std::to_string(layer) + ": a reader's token " + std::to_string(n) +
+                " in block " + std::to_string(table[n / block]) + ": " + wrong);
         }
       }
     }
@@ -260,9 +303,6 @@ void RowWorld::Read(const Expected& expected) {
 }
 
 void RowWorld::CheckRows() {
-  const std::size_t size = SizeOf(options_.dtype);
-  const std::size_t k_row = static_cast<std::size_t>(options_.kv_heads * options_.k_dim) * size;
-  const std::size_t v_row = static_cast<std::size_t>(options_.kv_heads * options_.v_dim) * size;
   for (const auto& [id, sequence] : sequences_) {
     const auto extent = cache_->GetExtent(id);
     if (!extent.ok() || extent->settled != sequence.settled) {
@@ -270,30 +310,54 @@ void RowWorld::CheckRows() {
             std::to_string(sequence.settled));
       continue;
     }
-    const std::size_t count = static_cast<std::size_t>(sequence.settled);
     if (sequence.away) {
       if (cache_->ReadRows(id, 0, 0, 0, nullptr, nullptr).code() != Code::kNotReady) {
         Wrong("rows of a sequence that is away can be read");
       }
       continue;
     }
-    if (count == 0) continue;
-    std::vector<char> k(count * k_row, 0x7f), v(count * v_row, 0x7f);
-    for (int layer = 0; layer < options_.layers; ++layer) {
-      const Status read = cache_->ReadRows(id, layer, 0, sequence.settled, k.data(), v.data());
-      if (!read.ok()) {
-        Wrong("ReadRows: " + read.ToString());
-        continue;
-      }
-      for (std::size_t n = 0; n < count; ++n) {
-        for (int head = 0; head < options_.kv_heads; ++head) {
-          const std::string wrong =
-              Compare(k.data() + n * k_row + static_cast<std::size_t>(head * options_.k_dim) * size,
-                      sequence.rows[n], layer, head, true) +
-              Compare(v.data() + n * v_row + static_cast<std::size_t>(head * options_.v_dim) * size,
-                      sequence.rows[n], layer, head, false);
-          if (!wrong.empty()) Wrong("ReadRows' token " + std::to_string(n) + ": " + wrong);
-        }
+    // Until the first Commit those of the hit, as far as whole blocks have them.
+    const std::int64_t length = sequence.settled > 0
+                                    ? sequence.settled
+                                    : sequence.base / options_.block_size * options_.block_size;
+    for (int layer = 0; layer < static_cast<int>(layers_.size()); ++layer) {
+      if (length > 0) CheckRows(id, sequence, layer, length);
+    }
+  }
+}
+
+void RowWorld::CheckRows(SequenceId id, const WorldSequence& sequence, int layer,
+                         std::int64_t length) {
+  const LayerSpec& spec = layers_[layer];
+  const std::size_t size = SizeOf(options_.dtype);
+  const auto k_head = static_cast<std::size_t>(spec.k_dim) * size;
+  const auto v_head = static_cast<std::size_t>(spec.v_dim) * size;
+  const auto heads = static_cast<std::size_t>(spec.kv_heads);
+  const auto first = cache_->FirstRow(id, layer);
+  if (!first.ok() || *first > FirstAttended(spec, std::max(sequence.settled, sequence.base))) {
+    return Wrong("layer " + std::to_string(layer) + " has its rows from " +
+                 (first.ok() ? std::to_string(*first) : first.status().ToString()) +
+                 " on only, of " + std::to_string(length));
+  }
+  if (*first >= length) return;
+  const auto count = static_cast<std::size_t>(length - *first);
+  std::vector<char> k(count * heads * k_head, 0x7f), v(count * heads * v_head, 0x7f);
+  const Status read = cache_->ReadRows(id, layer, *first, length - *first, k.data(), v.data());
+  if (!read.ok()) {
+    // A hit that was removed from the index since cannot be read until it is settled.
+    if (sequence.settled == 0 && read.code() == Code::kInvalidArgument) return;
+    return Wrong("ReadRows: " + read.ToString());
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t n = static_cast<std::size_t>(*first) + i;
+    for (std::size_t head = 0; head < heads; ++head) {
+      const std::size_t at = i * heads + head;
+      const int h = static_cast<int>(head);
+      const std::string wrong = Compare(k.data() + at * k_head, sequence.rows[n], layer, h, true) +
+                                Compare(v.data() + at * v_head, sequence.rows[n], layer, h, false);
+      if (!wrong.empty()) {
+        Wrong("layer " + std::to_string(layer) + ": ReadRows' token " + std::to_string(n) + ": " +
+              wrong);
       }
     }
   }

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -35,7 +36,11 @@ struct WorldOptions {
   Layout layout = Layout::kBlockMajor;
   Reuse reuse = Reuse::kBlock;
   HostTier host = {};
-  int latent = 0;  // kv_lora_rank of MLA layers (with kv_heads 1, v_dim 0); 0: full attention
+  LayerKind kind = LayerKind::kFull;
+  int latent = 0;                    // kv_lora_rank of MLA layers (which have kv_heads 1, v_dim 0)
+  std::vector<LayerSpec> more = {};  // layers behind those: other groups
+  EvictionPolicy eviction = EvictionPolicy::kLru;
+  std::int64_t max_pinned_blocks = 0;
 };
 
 // Latents of 5 elements, k_pe of 6, of which 4 turn.
@@ -43,8 +48,16 @@ inline WorldOptions MlaWorld(WorldOptions options = {}) {
   options.kv_heads = 1;
   options.k_dim = 11;
   options.v_dim = 0;
+  options.kind = LayerKind::kMla;
   options.latent = 5;
   return options;
+}
+
+// The first token that a row at `position` of such a layer attends to.
+inline std::int64_t FirstAttended(const LayerSpec& layer, std::int64_t position) {
+  if (layer.kind == LayerKind::kChunked) return position / layer.window * layer.window;
+  if (layer.kind != LayerKind::kSliding) return 0;
+  return position < layer.window ? 0 : position - (layer.window - 1);
 }
 
 struct WorldRow {
@@ -94,7 +107,8 @@ class RowWorld {
   const std::string& errors() const { return errors_; }
   std::int64_t readers_run() const { return readers_run_; }
 
-  Result<SequenceId> Open(const std::vector<TokenId>& prompt, const std::string& salt = "");
+  Result<SequenceId> Open(const std::vector<TokenId>& prompt, const std::string& salt = "",
+                          std::span<const Retention> retention = {});
   // Plan, Prepare, all Appends and the reader.
   Status Run(const std::vector<WorldItem>& items, Stream stream, const StepShape& shape = {});
   // The three parts of it.
@@ -118,7 +132,8 @@ class RowWorld {
   // Not accepted yet, with the sequence that waits for it.
   const std::map<TransferId, SequenceId>& transfers() const { return transfers_; }
   Result<TransferReport> Accept(TransferId id);
-  // Compares all settled rows of all sequences by ReadRows.
+  // Compares all settled rows of all sequences, and those of hits, by ReadRows, from where a
+  // layer's window begins.
   void CheckRows();
 
  private:
@@ -126,8 +141,8 @@ class RowWorld {
   struct Expected {
     struct Entry {
       std::int64_t first_row = 0, start = 0, count = 0;
-      std::vector<WorldRow> rows;  // [start + count]
-      std::vector<std::int32_t> table;
+      std::vector<WorldRow> rows;                     // [start + count]
+      std::vector<std::vector<std::int32_t>> tables;  // by group
     };
     std::vector<Entry> entries;
     std::int64_t tokens = 0, padded_tokens = 0;
@@ -135,6 +150,7 @@ class RowWorld {
   };
 
   Result<TransferId> Start(SequenceId id, const Result<TransferId>& started, bool up);
+  void CheckRows(SequenceId id, const WorldSequence& sequence, int layer, std::int64_t length);
   static double Element(const WorldRow& row, int layer, int head, bool key, int i);
   void MakeLatentTables();
   Status AppendLayer(int layer, const float* k, const float* v, Stream stream);
@@ -143,9 +159,13 @@ class RowWorld {
   void Value(std::vector<double>& out, const WorldRow& row, int layer, int head, bool key) const;
   std::string Compare(const void* got, const WorldRow& row, int layer, int head, bool key);
   void Read(const Expected& expected);
+  void ReadTables(const Expected& expected, int group);
+  void ReadLayer(const Expected& expected, int layer);
   void Wrong(const std::string& what);
 
   WorldOptions options_;
+  std::vector<LayerSpec> layers_;
+  int groups_ = 1;
   Enqueue enqueue_;
   std::unique_ptr<KVCache> cache_;
   std::map<SequenceId, WorldSequence> sequences_;

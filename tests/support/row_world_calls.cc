@@ -6,8 +6,9 @@
 
 namespace lariat::testing {
 
-Result<SequenceId> RowWorld::Open(const std::vector<TokenId>& prompt, const std::string& salt) {
-  auto id = cache_->Open(prompt, {.salt = salt});
+Result<SequenceId> RowWorld::Open(const std::vector<TokenId>& prompt, const std::string& salt,
+                                  std::span<const Retention> retention) {
+  auto id = cache_->Open(prompt, {.salt = salt, .retention = retention});
   if (id.ok()) {
     sequences_[*id].salt = salt;
     sequences_[*id].prompt = prompt;
@@ -57,7 +58,8 @@ Status RowWorld::Prepare(Step step, const std::vector<WorldItem>& items, Stream 
 
 Status RowWorld::AppendLayer(int layer, const float* k, const float* v, Stream stream) {
   const Step& step = live_.back().step;
-  if (options_.latent == 0) {
+  const LayerSpec& spec = layers_.at(static_cast<std::size_t>(layer));
+  if (spec.kind != LayerKind::kMla) {
     return cache_->Append(step, layer, {.dtype = DType::kFP32, .k = k, .v = v}, stream);
   }
   MlaAppendInputs inputs;
@@ -65,7 +67,7 @@ Status RowWorld::AppendLayer(int layer, const float* k, const float* v, Stream s
   inputs.kv_lora_rank = options_.latent;
   inputs.c_kv = k;
   inputs.k_pe = k + options_.latent;
-  inputs.c_kv_stride = inputs.k_pe_stride = options_.k_dim;
+  inputs.c_kv_stride = inputs.k_pe_stride = spec.k_dim;
   inputs.norm_weight = norm_weight_.data();
   return cache_->MlaAppend(step, layer, inputs, stream);
 }
@@ -79,14 +81,17 @@ Status RowWorld::AppendAll(Stream stream) {
   expected.padded_sequences = live.step.padded_sequences();
   for (const StepRows& rows : live.rows) {
     const WorldSequence& sequence = sequences_.at(rows.sequence);
-    const auto table = *cache_->BlockTable(rows.sequence);
-    expected.entries.push_back({rows.first_row, rows.start, rows.count, sequence.rows,
-                                std::vector<std::int32_t>(table.begin(), table.end())});
+    expected.entries.push_back({rows.first_row, rows.start, rows.count, sequence.rows, {}});
+    for (int group = 0; group < groups_; ++group) {
+      const auto table = *cache_->BlockTable(rows.sequence, group);
+      expected.entries.back().tables.emplace_back(table.begin(), table.end());
+    }
   }
   const std::size_t tokens = static_cast<std::size_t>(expected.padded_tokens);
-  const std::size_t k_row = static_cast<std::size_t>(options_.kv_heads * options_.k_dim);
-  const std::size_t v_row = static_cast<std::size_t>(options_.kv_heads * options_.v_dim);
-  for (int layer = 0; layer < options_.layers; ++layer) {
+  for (int layer = 0; layer < static_cast<int>(layers_.size()); ++layer) {
+    const LayerSpec& spec = layers_[layer];
+    const std::size_t k_row = static_cast<std::size_t>(spec.kv_heads * spec.k_dim);
+    const std::size_t v_row = static_cast<std::size_t>(spec.kv_heads * spec.v_dim);
     const std::size_t count = tokens * (k_row + v_row);
     auto input = inputs_on_.Allocate(MemoryKind::kMappedHost, count * sizeof(float));
     if (!input.ok()) return input.status();
@@ -98,13 +103,13 @@ Status RowWorld::AppendAll(Stream stream) {
       for (std::int64_t i = 0; i < entry.count; ++i) {
         const WorldRow& row = entry.rows[entry.start + i];
         const std::size_t t = static_cast<std::size_t>(entry.first_row + i);
-        for (int head = 0; head < options_.kv_heads; ++head) {
-          for (int e = 0; e < options_.k_dim; ++e) {
-            k[t * k_row + static_cast<std::size_t>(head * options_.k_dim + e)] =
+        for (int head = 0; head < spec.kv_heads; ++head) {
+          for (int e = 0; e < spec.k_dim; ++e) {
+            k[t * k_row + static_cast<std::size_t>(head * spec.k_dim + e)] =
                 static_cast<float>(Element(row, layer, head, true, e));
           }
-          for (int e = 0; e < options_.v_dim; ++e) {
-            v[t * v_row + static_cast<std::size_t>(head * options_.v_dim + e)] =
+          for (int e = 0; e < spec.v_dim; ++e) {
+            v[t * v_row + static_cast<std::size_t>(head * spec.v_dim + e)] =
                 static_cast<float>(Element(row, layer, head, false, e));
           }
         }
