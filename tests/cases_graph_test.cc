@@ -6,6 +6,7 @@
 
 #include "support/case_cache.h"
 #include "support/late_world.h"
+#include "support/window_cache.h"
 
 namespace lariat {
 namespace {
@@ -72,6 +73,58 @@ TEST_CASE("K164: steps in flight have tables of their own", "[cases]") {
   CHECK(world.readers_run() == 5);
   world.CheckRows();
   CHECK(world.errors() == "");
+}
+
+// Keeps what each append was launched with.
+struct LaunchSpy : testing::BackendDecorator {
+  using BackendDecorator::BackendDecorator;
+  Status AppendRope(const AppendRopeParams& params, Stream stream) override {
+    launches.push_back(params);
+    return BackendDecorator::AppendRope(params, stream);
+  }
+  std::vector<AppendRopeParams> launches;
+};
+
+TEST_CASE("K161, K162, K165: what a graph captures is the same for all steps of a shape",
+          "[cases]") {
+  const auto backend = std::make_shared<LaunchSpy>(testing::Cpu());
+  CacheConfig config = testing::WindowConfig(4, 200, {{4}}, BackendKind::kCpu);
+  config.ropes.emplace_back().rotary_dim = 2;
+  for (LayerSpec& layer : config.layers) layer.rope = 0;
+  CaseCache c(config, Device(backend));
+  std::vector<float> rows(2 * 64, 1.0F);
+  const AppendInputs inputs{
+      .dtype = DType::kFP32, .k = rows.data(), .v = rows.data(), .q = rows.data(), .q_heads = 1};
+  const SequenceId a = c.Open(Range(0, 3)), b = c.Open({});
+  // From 1 to 250 tokens, over all edges of blocks and of the window, one sequence or two.
+  std::int64_t length = 0;
+  for (const std::int64_t count : {3, 1, 1, 60, 1, 59, 64, 60, 1}) {
+    std::vector<StepItem> items = {{a, count, 0, {}}};
+    if (count == 1) items.push_back({b, 2, 0, {}});
+    Step step = *c->Plan(items, {64, 4});
+    CaseCache::Must(c->Prepare(step, {}));
+    for (int layer = 0; layer < 2; ++layer) CaseCache::Must(c->Append(step, layer, inputs, {}));
+    CaseCache::Must(c->Commit(step, {}, {}));
+    length += count;
+  }
+  CHECK(c.Settled(a) == 250);
+  CHECK(length == 250);
+  REQUIRE(backend->launches.size() == 2 * 9);
+  for (std::size_t i = 2; i < backend->launches.size(); ++i) {
+    CAPTURE(i);
+    const AppendRopeParams &first = backend->launches[i % 2], &now = backend->launches[i];
+    CHECK(now.num_tokens == 64);
+    CHECK(now.slots == first.slots);
+    CHECK(now.positions == first.positions);
+    CHECK(now.table_choice == first.table_choice);
+    CHECK(now.cos == first.cos);
+    CHECK(now.sin == first.sin);
+    CHECK(now.num_positions == first.num_positions);
+    CHECK(now.k_cache == first.k_cache);
+    CHECK(now.v_cache == first.v_cache);
+    CHECK(now.num_slots == first.num_slots);
+    CHECK(now.fault_indirect == first.fault_indirect);
+  }
 }
 
 // Counts what is asked of it.
