@@ -202,6 +202,16 @@ TEST_CASE("K146: the end of an earlier copy to a place says nothing of the next 
     const TransferId transfer = t.Started(t.m.Fetch(a));
     CHECK(t.m.FindTransfer(transfer)->fence == first + 1);  // it waits for the one that counts
   }
+  // A Suspend takes a place over that holds the copy of a block on the device.
+  Manager t(4, 1);
+  const std::uint64_t first = t.m.next_batch();
+  t.Close(t.Start({1}));
+  const SequenceId a = t.Start({100});
+  t.Suspend(a);
+  REQUIRE(t.m.next_batch() == first + 2);
+  t.m.BatchFailed(first);
+  CHECK(t.m.Get(a).ok());
+  CHECK(t.stats().host_held == 1);
 }
 
 TEST_CASE("Tier manager: a transfer that failed is a miss to all that wait for it", "[tier]") {
