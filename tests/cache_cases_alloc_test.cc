@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reported faults, continued: allocation, rollback, graphs, several devices. See
+// Reported faults, continued: allocation, rollback, several devices. See
 // cache_cases_test.cc.
 #include <algorithm>
 #include <limits>
@@ -60,6 +60,113 @@ TEST_CASE("K129: counts of another round are refused", "[cases]") {
   }
   CaseCache::Must(c->Commit(step, {}, {}));
   CHECK(c.Settled(id) == 5);
+}
+
+TEST_CASE("K110: whenever a sequence ends, what it used is available again", "[cases]") {
+  CaseCache c(4, 8);
+  for (int round = 0; round < 3; ++round) {
+    for (const char* when : {"opened", "planned", "prepared", "dropped", "settled", "in a step"}) {
+      CAPTURE(round, when);
+      const std::string end = when;
+      const SequenceId id = c.Open(CaseCache::Range(0, 10));
+      if (end == "planned") {
+        Step step = *c.Plan(id, 10);
+        CHECK(c.Available() == 8 - 3);
+      } else if (end == "prepared" || end == "dropped") {
+        Step step = c.Prepared(id, 10);
+        CHECK(c.Available() == 8 - 3);
+        CaseCache::Must(end == "dropped" ? c->Discard(step, {}) : c->Close(id));
+        if (end == "prepared") CaseCache::Must(c->Commit(step, {}, {}));
+      } else if (end != "opened") {
+        c.Feed(id, 10);
+        CHECK(c->GetStats().held_blocks == 3);
+        if (end == "in a step") {
+          Step step = c.Prepared(id, 4);
+          CaseCache::Must(c->Close(id));
+          CaseCache::Must(c->Commit(step, {}, {}));
+        }
+      }
+      if (end != "prepared" && end != "in a step") CaseCache::Must(c->Close(id));
+      const Stats stats = c->GetStats();
+      CHECK(stats.held_blocks + stats.reserved_blocks == 0);
+      CHECK(stats.sequences + stats.live_steps == 0);
+      CHECK(c.Available() == 8);
+    }
+  }
+}
+
+// Takes all that is available: no block may come twice, nor one that a sequence of `others` has.
+void CheckEachOnce(CaseCache& c, const std::vector<SequenceId>& others, int block_size) {
+  std::vector<int> seen;
+  const std::int64_t available = c.Available();
+  const SequenceId all = c.Open({});
+  Step step = c.Prepared(all, available * block_size);
+  for (const SequenceId id : others) {
+    for (const int block : c.Table(id)) seen.push_back(block);
+  }
+  std::sort(seen.begin(), seen.end());
+  seen.erase(std::unique(seen.begin(), seen.end()), seen.end());  // sequences share
+  const std::size_t held = seen.size();
+  for (const int block : c.Table(all)) seen.push_back(block);
+  std::sort(seen.begin(), seen.end());
+  CHECK(std::adjacent_find(seen.begin(), seen.end()) == seen.end());
+  CHECK(std::ssize(seen) == c->GetStats().total_blocks);
+  CHECK(static_cast<std::int64_t>(held) + available == c->GetStats().total_blocks);
+  CaseCache::Must(c->Discard(step, {}));
+  CaseCache::Must(c->Close(all));
+}
+
+TEST_CASE("K111: the step that runs beside an end gives its blocks back once", "[cases]") {
+  for (const char* path : {"committed", "discarded", "dropped", "closed twice"}) {
+    CAPTURE(path);
+    const std::string end = path;
+    CacheConfig config = CaseCache::Config(4, 12);
+    config.max_steps_in_flight = 2;
+    CaseCache c(config);
+    const SequenceId b = c.Start(CaseCache::Range(0, 9));
+    const SequenceId a = c.Start(CaseCache::Join(CaseCache::Range(0, 8), {70, 71, 72, 73}));
+    Step first = c.Prepared(a, 1), extra = c.Prepared(a, 4);  // of the finished one
+    CaseCache::Must(c->Close(a));
+    if (end == "closed twice") CHECK(c->Close(a).code() == Code::kInvalidArgument);
+    CHECK(c->GetStats().reserved_blocks > 0);
+    if (end == "discarded") {
+      CaseCache::Must(c->Discard(extra, {}));
+    } else if (end == "dropped") {
+      const Step gone = std::move(extra);
+    }
+    CaseCache::Must(c->Commit(first, {}, {}));
+    if (extra.valid() && end != "discarded") CaseCache::Must(c->Commit(extra, {}, {}));
+    CHECK(c->GetStats().reserved_blocks == 0);
+    CHECK(c->GetStats().held_blocks == 3);
+    CHECK(c.Available() == 12 - 3);
+    CheckEachOnce(c, {b}, 4);
+  }
+}
+
+TEST_CASE("K113: a block that two leaves stand on is counted once", "[cases]") {
+  CaseCache c(4, 8);
+  const auto root = CaseCache::Range(0, 4);
+  const SequenceId a = c.Start(CaseCache::Join(root, CaseCache::Range(10, 4)));
+  const SequenceId b = c.Start(CaseCache::Join(root, CaseCache::Range(20, 4)));
+  const auto check = [&](std::int64_t free, std::int64_t idle, std::int64_t held) {
+    const Stats stats = c->GetStats();
+    CHECK(stats.free_blocks == free);
+    CHECK(stats.idle_blocks == idle);
+    CHECK(stats.held_blocks == held);
+    CHECK(free + idle + held == stats.total_blocks);
+  };
+  check(5, 0, 3);
+  CaseCache::Must(c->Close(a));
+  check(5, 1, 2);
+  CaseCache::Must(c->Close(b));
+  check(5, 3, 0);
+  // What is told to be available is: all of it, and no more.
+  const SequenceId one = c.Start({90});
+  const SequenceId most = c.Open({});
+  PlanFailure failure;
+  CHECK(c.Plan(most, 29, 0, &failure).status().code() == Code::kResourceExhausted);
+  CHECK(failure.available == 7);
+  CheckEachOnce(c, {one}, 4);
 }
 
 TEST_CASE("K134, K135: free blocks need not lie side by side", "[cases]") {
@@ -173,39 +280,6 @@ TEST_CASE("Ids are given in order: a gap is closed by SetTokens first", "[cases]
   CaseCache::Must(c->Commit(step, std::span(&commit, 1), {}));
   CHECK(c->GetExtent(id)->known == 4);
   CHECK(c.Match(Range(10, 5)) == 4);
-}
-
-// --- Graphs ---------------------------------------------------------------------------------
-
-TEST_CASE("K163, K167, K168: padding after a fuller batch, at the same addresses", "[cases]") {
-  CaseCache c(CaseCache::Config(16, 40, BackendKind::kCpu));
-  const StepView view = c->View();
-  std::vector<StepItem> items;
-  for (const std::int64_t rows : {3, 6, 11, 11}) {
-    items.push_back({c.Open(Join({static_cast<TokenId>(-rows)}, Range(0, rows - 1))), rows, 0, {}});
-  }
-  items[3].sequence = c.Open(Range(500, 11));
-  Step step = *c->Plan(items, {64, 4});
-  CaseCache::Must(c->Prepare(step, {}));
-  const std::vector<int> full(view.cu_seqlens, view.cu_seqlens + 5);
-  CHECK(full == std::vector<int>{0, 3, 9, 20, 31});
-  CaseCache::Must(c->Commit(step, {}, {}));
-  const SequenceId a = c.Open(Range(1000, 30)), b = c.Open(Range(2000, 25));
-  const StepItem two[] = {{a, 30, 0, {}}, {b, 25, 0, {}}};
-  step = *c->Plan(two, {64, 4});
-  CaseCache::Must(c->Prepare(step, {}));
-  CHECK(c->View().cu_seqlens == view.cu_seqlens);
-  CHECK(c->View().slots == view.slots);
-  CHECK(c->View().block_table == view.block_table);
-  const std::vector<int> cu(view.cu_seqlens, view.cu_seqlens + 5);
-  CHECK(cu == std::vector<int>{0, 30, 55, 55, 55});
-  const std::vector<int> used(view.seqused_k, view.seqused_k + 4);
-  CHECK(used == std::vector<int>{30, 25, 0, 0});
-  for (int t = 0; t < 64; ++t) CHECK((view.slots[t] < 0) == (t >= 55));
-  for (std::int64_t i = 2 * view.block_table_stride; i < 4 * view.block_table_stride; ++i) {
-    CHECK(view.block_table[i] == 0);
-  }
-  CaseCache::Must(c->Commit(step, {}, {}));
 }
 
 // --- Several devices ------------------------------------------------------------------------

@@ -248,7 +248,8 @@ class Ranks {
   std::deque<std::vector<StepItem>> items_;
 };
 
-TEST_CASE("One captured graph replays 100 steps of changing sequences", "[cuda]") {
+TEST_CASE("K162, K165, K166: one captured graph replays 100 steps of changing sequences",
+          "[cuda]") {
   auto gpu = Device::Create(BackendKind::kCuda);
   if (!gpu.ok()) LARIAT_SKIP("no CUDA device answers");
   Ranks ranks(*gpu);
@@ -304,7 +305,7 @@ TEST_CASE("One captured graph replays 100 steps of changing sequences", "[cuda]"
   ranks.CompareAll();
 }
 
-TEST_CASE("Two steps in flight and a cancel on a late GPU stream", "[cuda]") {
+TEST_CASE("K164: two steps in flight and a cancel on a late GPU stream", "[cuda]") {
   auto gpu = Device::Create(BackendKind::kCuda);
   if (!gpu.ok()) LARIAT_SKIP("no CUDA device answers");
   Ranks ranks(*gpu);

@@ -15,7 +15,8 @@ lariat_test(cache_random_alloc_test LOOPS SOURCES cache_random_alloc_test.cc sup
 lariat_test(cache_steps_test LOOPS SOURCES cache_steps_test.cc cache_steps_random_test.cc)
 lariat_test(cache_windows_test SOURCES cache_windows_test.cc cache_windows_rows_test.cc
             support/count_new.cc)
-lariat_test(cache_cases_test SOURCES cache_cases_test.cc cache_cases_alloc_test.cc)
+lariat_test(cache_cases_test SOURCES cache_cases_test.cc cache_cases_alloc_test.cc
+            cases_graph_test.cc cases_windows_test.cc)
 lariat_test(cache_token_reuse_test SOURCES cache_token_reuse_test.cc cache_keep_test.cc)
 lariat_test(cache_evict_test SOURCES cache_evict_test.cc evictor_test.cc)
 lariat_test(cost_model_test SOURCES cost_model_test.cc SESSION)
@@ -64,6 +65,7 @@ lariat_test(cache_tier_memory_test SOURCES cache_tier_memory_test.cc support/cou
 lariat_test(cache_tier_rows_test SOURCES cache_tier_rows_test.cc)
 lariat_test(cache_tier_windows_test SOURCES cache_tier_windows_test.cc)
 lariat_test(cache_tier_bytes_test SOURCES cache_tier_bytes_test.cc tier_streams_test.cc support/count_new.cc)
+lariat_test(cases_tier_test SOURCES cases_tier_test.cc cases_tier_loads_test.cc)
 lariat_test(host_storage_test SOURCES host_storage_test.cc support/count_new.cc)
 lariat_test(large_offset_test LOOPS SOURCES large_offset_test.cc)
 lariat_test(cache_faults_test SOURCES cache_faults_test.cc)

@@ -181,6 +181,39 @@ TEST_CASE("Tier manager: writes that do not start, or fail, are misses", "[tier]
   CHECK(u.stats().host_held == 0);
 }
 
+TEST_CASE("K146: the end of an earlier copy to a place says nothing of the next one", "[tier]") {
+  for (const bool second : {false, true}) {
+    CAPTURE(second);
+    Manager t(4, 1);
+    const std::uint64_t first = t.m.next_batch();
+    t.Close(t.Start({1}));
+    t.Close(t.Start(CaseCache::Range(100, 4)));  // evicts it, and its first block gets the place
+    REQUIRE(t.m.next_batch() == first + 2);
+    PlannedStep step;
+    const SequenceId flood = t.Open({});
+    t.Feed(flood, 4, step);
+    t.Close(flood);
+    const auto prompt = CaseCache::Range(100, 2);
+    CHECK(t.Match(prompt).host_tokens == 1);
+    t.m.BatchFailed(second ? first + 1 : first);
+    CHECK(t.Match(prompt).host_tokens == (second ? 0 : 1));
+    if (second) continue;
+    const SequenceId a = t.Open(prompt);
+    const TransferId transfer = t.Started(t.m.Fetch(a));
+    CHECK(t.m.FindTransfer(transfer)->fence == first + 1);  // it waits for the one that counts
+  }
+  // A Suspend takes a place over that holds the copy of a block on the device.
+  Manager t(4, 1);
+  const std::uint64_t first = t.m.next_batch();
+  t.Close(t.Start({1}));
+  const SequenceId a = t.Start({100});
+  t.Suspend(a);
+  REQUIRE(t.m.next_batch() == first + 2);
+  t.m.BatchFailed(first);
+  CHECK(t.m.Get(a).ok());
+  CHECK(t.stats().host_held == 1);
+}
+
 TEST_CASE("Tier manager: a transfer that failed is a miss to all that wait for it", "[tier]") {
   Manager t(16);
   const SequenceId s = t.Start(kPrompt);

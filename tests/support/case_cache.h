@@ -28,7 +28,9 @@ class CaseCache {
     config.max_tokens_per_step = 256;
     return config;
   }
-  explicit CaseCache(const CacheConfig& config) : cache_(Make(config)) {}
+  explicit CaseCache(const CacheConfig& config) : cache_(Made(KVCache::Create(config))) {}
+  CaseCache(const CacheConfig& config, const Device& device)
+      : cache_(Made(KVCache::Create(config, device))) {}
   CaseCache(int block_size, std::int64_t blocks) : CaseCache(Config(block_size, blocks)) {}
 
   KVCache* operator->() { return &cache_; }
@@ -91,8 +93,7 @@ class CaseCache {
   }
 
  private:
-  static KVCache Make(const CacheConfig& config) {
-    auto made = KVCache::Create(config);
+  static KVCache Made(Result<KVCache> made) {
     if (!made.ok()) FAIL(made.status().ToString());
     return *std::move(made);
   }

@@ -34,6 +34,15 @@ class DeferredBackend : public BackendDecorator {
     }
     return true;
   }
+  // Runs what one stream, or all streams but one, can do while nothing else gets on.
+  void RunOnly(Stream stream) {
+    auto& queue = queues_[stream.handle];
+    while (!queue.empty() && Ready(queue.front())) RunOne(stream.handle);
+  }
+  void RunAllBut(Stream stream) {
+    while (RunOther(stream.handle)) {
+    }
+  }
   std::size_t pending() const {
     std::size_t sum = 0;
     for (const auto& [handle, queue] : queues_) sum += queue.size();
