@@ -372,8 +372,9 @@ class KVCache {
   // The most blocks of all groups that a sequence of `settled` tokens holds while rows
   // [settled, end) are computed, in steps of up to step_tokens rows each (0: in one); end =
   // settled: that it holds then. Of one group, ceil(end / block_size). Of several steps, a bound
-  // that may be a block too high for each group with a window. REQUIRES: 0 <= settled <= end, 0 <=
-  // step_tokens
+  // that may be a block too high for each group with a window. With n steps in flight a window may
+  // slide n - 1 steps later: a sequence then holds the rows of those steps besides.
+  // REQUIRES: 0 <= settled <= end, 0 <= step_tokens
   std::int64_t BlocksFor(std::int64_t settled, std::int64_t end,
                          std::int64_t step_tokens = 0) const;
 

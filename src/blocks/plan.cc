@@ -180,19 +180,22 @@ void BlockManager::Unshare(PlannedStep& step) {
 }
 
 // Whether another sequence, which copies this block, would find a row of its own overwritten by the
-// item's rows if its step were discarded.
+// item's rows if its step were discarded: it had rows behind where the item begins.
 bool BlockManager::MayReturn(BlockId tail, std::size_t index, const PlannedStep& step) const {
   if (pool_.references(tail) == 1) return false;
   const auto in = [&](const PlannedStep& of) {
-    return std::any_of(of.releases.begin(), of.releases.end(), [&](const StepRelease& release) {
-      if (release.block != tail || release.sequence < 0) return false;
-      const Sequence& other = sequences_.at(release.sequence);
-      return release.sequence != step.items[index].sequence && other.open &&
-             other.settled > step.rows[index].start;
-    });
+    for (std::size_t i = 0; i < of.items.size(); ++i) {
+      const PlannedItem& item = of.items[i];
+      if (item.cow_source != tail || item.first_plan) continue;
+      const Sequence& other = sequences_.at(item.sequence);
+      const bool open = other.open && other.id == of.rows[i].sequence;
+      const bool another = item.sequence != step.items[index].sequence;
+      if (open && another && item.old_planned > step.rows[index].start) return true;
+    }
+    return false;
   };
-  return in(step) ||
-         std::any_of(live_.begin(), live_.end(), [&](const auto* live) { return in(*live); });
+  return in(step) || std::any_of(live_.begin(), live_.end(),
+                                 [&](const PlannedStep* live) { return in(*live); });
 }
 
 Status BlockManager::CheckRoom(const PlannedStep& step, PlanFailure* failure) const {

@@ -32,9 +32,12 @@ void SequenceTable::AddEntry() {
   for (SideTable& side : entry.sides) {
     side.table.reserve(static_cast<std::size_t>(table_capacity_));
   }
-  entries_.reserve(index + 1);
-  free_entries_.reserve(index + 1);
-  lives_.reserve(index + 1);
+  const auto grow = [&](auto& list) {
+    if (list.capacity() == index) list.reserve(2 * index + kEntriesAtOnce);
+  };
+  grow(entries_);
+  free_entries_.reserve(entries_.capacity());
+  grow(lives_);
   entries_.push_back(&entry);
   lives_.push_back(0);
   free_entries_.push_back(static_cast<int>(index));

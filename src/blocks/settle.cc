@@ -295,6 +295,10 @@ void BlockManager::IndexNewBlocks(Sequence& sequence) {
       AttachSides(sequence, n, block);
       continue;
     }
+    if (index_.contains(block)) {
+      sequence.indexable = false;  // as above
+      return;
+    }
     // Whoever shares the copy, a fork, shares what follows it too, but would not hold the equal
     // one above that. So this waits until the others have let go.
     if (pool_.references(block) > 1) return;

@@ -273,6 +273,8 @@ bool KVCache::Impl::DiscardAbandoned() {
       if (record.plan.phase != StepPhase::kPrepared || !record.plan.abandoned) continue;
       if (!legal(record)) continue;
       if (!device.Record(record.event, record.stream).ok()) continue;  // the device is lost
+      // What was decided before: the Discard may take places that those copies go to.
+      StartWrites();
       manager.Discard(record.plan);
       NoteEnd(record);
       again = any = true;

@@ -313,6 +313,10 @@ Result<ResolvedConfig> Resolve(const CacheConfig& config, BackendKind kind) {
         (two ? 2 : 1) * config.max_tokens_per_sequence * rope.rotary_dim * 4;
   }
   const StepArraySizes sizes = SizeStepArrays(config, resolved);
+  if (sizes.upload_bytes / 4 > kMaxBlocks) {
+    return OutOfRange("max_sequences", config.max_sequences,
+                      "those whose block tables of all groups have less than 2^31 entries");
+  }
   footprint.step_array_bytes = sizes.device_bytes;
   if (sizes.pinned_bytes > std::numeric_limits<std::int64_t>::max() - footprint.host_tier_bytes) {
     return OutOfRange("host.num_blocks", footprint.num_host_blocks, "tiers below 2^63 bytes");

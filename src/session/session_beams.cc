@@ -18,7 +18,7 @@ std::int64_t Session::Impl::BlocksOfBeams(const RequestState& state, std::int64_
                                           std::int64_t length) const {
   const std::int64_t shared = state.prompt_length / block_size;
   return cache.BlocksFor(settled, length, config.max_step_tokens) +
-         (state.num_beams() - 1) * (cache.BlocksFor(length, length) - shared);
+         (state.num_beams() - 1) * (cache.BlocksFor(0, length, block_size) - shared);
 }
 
 // What the beams of a forked request still take, a copy of a shared tail included: in this step, or
@@ -44,13 +44,16 @@ Status Session::Impl::BatchBeams(RequestState& state) {
   const Status restored = RestoreBeams(state);
   if (!restored.ok()) return restored;
   const std::int64_t owed = BlocksOwedToBeams(state);
+  // Of several beams none computes more at once than BlocksOfBeams counts on.
+  const bool apart = has_windows && state.beams.back().open();
   bool restoring = false;
   for (std::size_t b = 0; b < state.beams.size(); ++b) {
     const Beam& beam = state.beams[b];
     if (beam.open() && !beam.prefilling()) continue;
     restoring = true;
     if (!beam.open() || budget == 0) continue;
-    AddItem(state, b, std::min(beam.target - beam.settled, budget));
+    const std::int64_t rows = std::min(beam.target - beam.settled, budget);
+    AddItem(state, b, apart ? std::min(rows, block_size) : rows);
   }
   if (restoring) {
     blocks_owed += owed;

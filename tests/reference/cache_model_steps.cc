@@ -134,16 +134,16 @@ std::int64_t CacheModel::OpenHolders(int block) const {
   return holders;
 }
 
-// Whether a Discard may give the block back to another sequence, one that has a row where this
-// entry begins: rows there would be lost to it.
+// Whether a Discard may give the block back to another sequence, one that had rows behind where
+// this entry begins: they would be lost to it.
 bool CacheModel::MayReturn(int block, const ModelEntry& entry, const ModelStep& planned) const {
   std::vector<ModelStep> all = steps_;
   all.push_back(planned);
   for (const ModelStep& step : all) {
-    for (const auto& [released, id] : step.releases) {
-      const auto other = sequences_.find(id);
-      if (released != block || id == entry.sequence || other == sequences_.end()) continue;
-      if (other->second.settled > entry.start) return true;
+    for (const ModelEntry& other : step.entries) {
+      if (!other.copied || other.copied->of_hit || other.copied->source != block) continue;
+      if (other.sequence == entry.sequence || sequences_.count(other.sequence) == 0) continue;
+      if (other.start > entry.start) return true;
     }
   }
   return false;

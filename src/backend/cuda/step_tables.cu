@@ -163,8 +163,10 @@ cudaError_t BuildStepTables(const StepTablesParams& p, cudaStream_t stream) {
   if (bytes == 0 || bytes > kLarge) {
     return Launch(StepTablesKernel, grid, dim3(kThreads), stream, p);
   }
-  return bytes <= kSmall ? LaunchInlined<kSmall>(p, grid, stream)
-                         : LaunchInlined<kLarge>(p, grid, stream);
+  if (bytes <= kSmall) return LaunchInlined<kSmall>(p, grid, stream);
+  if (LaunchInlined<kLarge>(p, grid, stream) == cudaSuccess) return cudaSuccess;
+  (void)cudaGetLastError();  // a driver before R530 takes no such parameters
+  return Launch(StepTablesKernel, grid, dim3(kThreads), stream, p);
 }
 
 }  // namespace lariat::cuda
