@@ -249,6 +249,7 @@ class BlockManager {
   void AddPositions(const StepItem& item, std::int64_t count, PlannedStep& step) const;
   Status AddRows(const StepItem& item, PlannedStep& step);
   Status ApplyShape(const StepShape& shape, PlannedStep& step) const;
+  bool MayGoBack(const PlannedStep& step, BlockId block, std::int64_t start) const;
   void Unshare(PlannedStep& step);
   Status CheckRoom(const PlannedStep& step, PlanFailure* failure) const;
   void Reserve(PlannedStep& step);

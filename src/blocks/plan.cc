@@ -148,9 +148,25 @@ Status BlockManager::Fill(std::span<const StepItem> items, const StepShape& shap
   return {};
 }
 
+// Whether a Discard of this plan or of a live step would give the block back to a sequence that has
+// settled rows in it from `start` on.
+bool BlockManager::MayGoBack(const PlannedStep& step, BlockId block, std::int64_t start) const {
+  if (pool_.references(block) == 1) return false;
+  const auto may = [&](const PlannedStep& of) {
+    for (std::size_t i = 0; i < of.rows.size(); ++i) {
+      const PlannedItem& item = of.items[i];
+      if (item.cow_source == block && !item.first_plan && of.rows[i].start > start) return true;
+    }
+    return false;
+  };
+  return may(step) || std::any_of(live_.begin(), live_.end(),
+                                  [&](const PlannedStep* live) { return may(*live); });
+}
+
 // Finds the partly filled blocks that rows would be written into but that are shared or indexed:
 // those need a copy. The sequence's reference to the source lasts until the step ends, since the
-// copy still has to read it, but counts as gone: in item order, the last holder writes in place.
+// copy still has to read it, but counts as gone: in item order, the last holder writes in place,
+// unless it is shorter than one that may get the source back.
 void BlockManager::Unshare(PlannedStep& step) {
   const std::size_t most = step.rows.size() * static_cast<std::size_t>(GroupCount());
   step.undo.reserve(step.undo.size() + most);
@@ -163,7 +179,7 @@ void BlockManager::Unshare(PlannedStep& step) {
     if (sequence.owns_tail) continue;
     const auto index = static_cast<std::size_t>(BlockAt(start));
     const BlockId tail = sequence.table[index];
-    if (!pool_.shared(tail) && !index_.contains(tail)) continue;
+    if (!pool_.shared(tail) && !index_.contains(tail) && !MayGoBack(step, tail, start)) continue;
     step.items[i].cow_source = tail;
     step.needed += GroupCount();
     CopyTailSides(step, i, index);

@@ -277,6 +277,7 @@ class CacheModel {
   std::vector<int> Victims(
       std::int64_t count, const std::function<bool(int)>& such = [](int) { return true; }) const;
   void EnforceQuotas();
+  bool MayGoBack(const ModelStep& plan, int block, std::int64_t start) const;
   std::int64_t OpenHolders(int block) const;
   void Hold(int block);
   void Drop(int block);

@@ -119,6 +119,17 @@ ModelPlan CacheModel::CheckPlan(std::span<const StepItem> items, const StepShape
   return TryPlan(items, /*copy_idle=*/false);
 }
 
+// Whether a longer sequence, which took a copy of the block, gets it back if its step is discarded.
+bool CacheModel::MayGoBack(const ModelStep& plan, int block, std::int64_t start) const {
+  const auto may = [&](const ModelStep& step) {
+    return std::any_of(step.entries.begin(), step.entries.end(), [&](const ModelEntry& entry) {
+      return entry.copied && !entry.copied->of_hit && entry.copied->source == block &&
+             entry.start > start;
+    });
+  };
+  return may(plan) || std::any_of(steps_.begin(), steps_.end(), may);
+}
+
 // Closed sequences do not count: what their live steps read was read, in stream order, before a
 // later step writes.
 std::int64_t CacheModel::OpenHolders(int block) const {
@@ -186,7 +197,8 @@ void CacheModel::PlanStep(std::span<const StepItem> items, bool copy_idle) {
     const std::size_t first = entry.start / config_.block_size;
     if (!entry.copied && entry.start % config_.block_size != 0) {
       const int source = sequence.table[first];
-      if (OpenHolders(source) > 1 || blocks_.at(source).index_tokens) {
+      if (OpenHolders(source) > 1 || blocks_.at(source).index_tokens ||
+          MayGoBack(step, source, entry.start)) {
         entry.copied = ModelCopy{first, source, 0, false, false, {}, {}};
         for (const std::vector<int>& side : sequence.sides) {
           entry.copied->side_sources.push_back(side[first]);
