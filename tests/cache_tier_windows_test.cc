@@ -118,6 +118,31 @@ TEST_CASE("A hit where a chunk ends has all rows of its block, whatever was evic
   CHECK(hits > 100);
 }
 
+// The longer sequence takes a copy of a block that it shares; when that is thrown away it goes on
+// in the block, in which the shorter one must not have written over its rows.
+TEST_CASE("A discarded copy gives back a block whose rows are those of the longer one", "[cache]") {
+  for (const bool one_step : {true, false}) {
+    CAPTURE(one_step);
+    WorldOptions options;
+    options.more = {Windowed(LayerKind::kSliding, 3)};
+    RowWorld world(options, *Device::Create(BackendKind::kCpu), AtOnce);
+    const SequenceId a = *world.Open({});
+    REQUIRE(world.Run({{a, 7}}, {}).ok());
+    REQUIRE(world.Commit({}).ok());
+    const SequenceId b = *world.Fork(a, 6);
+    if (one_step) {
+      REQUIRE(world.Run({{a, 1}, {b, 1}}, {}).ok());
+    } else {
+      REQUIRE(world.Run({{a, 1}}, {}).ok());
+      REQUIRE(world.Run({{b, 1}}, {}).ok());
+      REQUIRE(world.DiscardLast({}).ok());
+    }
+    REQUIRE(world.DiscardLast({}).ok());
+    world.CheckRows();
+    CHECK(world.errors() == "");
+  }
+}
+
 TEST_CASE("Tier windows: copies late and poisoned, steps at once", "[tier]") {
   Done sum;
   for (int seed = 0; seed < kSeeds; ++seed) {

@@ -243,10 +243,15 @@ void BlockManager::Land(Transfer& transfer, bool failed) {
     if (failed) Spoil(copy.host);
   }
   failed ? NoteSpoiled() : static_cast<void>(onboarded_ += std::ssize(transfer.copies));
+  bool others = false;                           // blocks that were computed meanwhile
   for (Transfer::Item& item : transfer.items) {  // from the root on: parents first
     if (item.host == kNoHost) continue;
     transfer.bad |= host_.bad(item.host);
+    // Another transfer that waits for a side's block does not hold such a one above it yet.
+    if (item.side >= 0 && others && pool_.references(item.block) > 1) continue;
+    const BlockId brought = item.block;
     Attach(item);
+    others |= item.side < 0 && item.block != brought;
   }
   Sequence* sequence = sequences_.Find(transfer.sequence);
   if (sequence != nullptr) sequence->in_transit = false;

@@ -111,7 +111,8 @@ class RandomTier {
     if (dice < 14 || world_.sequences().empty()) {
       const auto id = world_.Open(Prompt(), Roll(5) == 0 ? "other" : "", Keep());
       if (Went(id.status(), {Code::kResourceExhausted}) && Roll(2) == 0) {
-        !faults_.at&& Roll(2) == 0 ? FetchNow(*id) : Fetch(*id);
+        const bool at_once = faults_.at == nullptr && Roll(2) == 0;
+        at_once ? FetchNow(*id) : Fetch(*id);
       }
     } else if (dice < 40) {
       Step();
