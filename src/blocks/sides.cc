@@ -31,13 +31,14 @@ std::int64_t BlockManager::UsableBlocks(std::int64_t blocks, Has has) const {
   return usable;
 }
 
-// Whether so many blocks and the first `tokens` tokens of one more can be used.
+// Whether so many blocks and the first `tokens` tokens, at least one, of one more can be used. That
+// one is copied and filled up, and others may then find all of it: so it is wanted of each side,
+// even where no row behind the tokens reads it.
 template <class Has>
 bool BlockManager::CanUse(std::int64_t blocks, std::int64_t tokens, Has has) const {
   const std::int64_t length = blocks * config_.block_size + tokens;
   for (std::size_t side = 0; side < sides_.count(); ++side) {
     const std::int64_t first = sides_.reach(side).First(length);
-    if (first == length) continue;
     for (std::int64_t b = first / config_.block_size; b <= blocks; ++b) {
       if (!has(b, side)) return false;
     }

@@ -62,13 +62,10 @@ Result<TransferId> BlockManager::Fetch(SequenceId id) {
 // The path, and what the windows before its end want.
 void BlockManager::AddTierPath(const TierPath& path, Transfer& transfer) {
   for (int side = -1; side < static_cast<int>(sides_.count()); ++side) {
-    std::int64_t first = 0;
-    if (side >= 0) {
-      const Reach& reach = sides_.reach(static_cast<std::size_t>(side));
-      first = reach.First(path.tokens);
-      if (first == path.tokens) continue;
-      first /= config_.block_size;
-    }
+    const std::int64_t first =
+        side < 0
+            ? 0
+            : sides_.reach(static_cast<std::size_t>(side)).First(path.tokens) / config_.block_size;
     for (auto n = static_cast<std::size_t>(first); n < path.nodes.size(); ++n) {
       const BlockId block = BlockOf(path.nodes[n], side);
       block == kNoBlock ? AddCopy(HostOf(path.nodes[n], side), side, transfer)

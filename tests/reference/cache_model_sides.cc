@@ -33,10 +33,13 @@ int CacheModel::Beside(int block, std::size_t side) const {
 
 // --- Hits -------------------------------------------------------------------------------------
 
-// Whether all that the row at `length` reads is there, beside the first group's blocks.
+// Whether all that the row at `length` reads is there, beside the first group's blocks; and what
+// comes before it in its own block, which others may read once the block is full.
 bool CacheModel::HasWindows(const std::vector<int>& path, std::int64_t length) const {
+  const std::int64_t own = length - length % config_.block_size;
   for (std::size_t side = 0; side < config_.sides.size(); ++side) {
-    for (std::int64_t token = FirstRead(config_.sides[side], length); token < length; ++token) {
+    const std::int64_t first = std::min(own, FirstRead(config_.sides[side], length));
+    for (std::int64_t token = first; token < length; ++token) {
       const auto block = static_cast<std::size_t>(token / config_.block_size);
       if (Beside(path.at(block), side) == -1) return false;
     }
