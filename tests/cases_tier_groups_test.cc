@@ -320,7 +320,7 @@ class RandomGroups {
 
 TEST_CASE("K155, K156: whatever copies fail, no group's rows are another's", "[cases]") {
   std::int64_t failed = 0, corrupt = 0, windows_read = 0, onboarded = 0, hits = 0;
-  for (unsigned seed = 0; seed < 60; ++seed) {
+  for (unsigned seed = 0; seed < 220; ++seed) {
     CAPTURE(seed);
     CacheConfig config = testing::WindowConfig(seed % 2 == 0 ? 4 : 2, 40,
                                                {{4}, {9, LayerKind::kChunked}}, BackendKind::kCpu);
@@ -332,7 +332,7 @@ TEST_CASE("K155, K156: whatever copies fail, no group's rows are another's", "[c
     config.host.clean_blocks = 10;
     if (seed % 5 == 4) config.reuse = Reuse::kToken;
     RandomGroups random(config, seed);
-    random.Calls(3000);
+    random.Calls(4000);
     failed += random.failed;
     corrupt += random.corrupt;
     windows_read += random.windows_read;
