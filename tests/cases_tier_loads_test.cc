@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Faults that users of other caches reported in their tiers of host memory, continued: copies that
-// fail, and tiers that are full. See cases_tier_test.cc.
+// fail, and tiers that are full. See cases_tier_test.cc,
+// and cases_tier_groups_test.cc for layers with windows.
 #include <memory>
 
 #include "backend/deferred_backend.h"
+#include "support/case_cache.h"
 #include "support/failing_copies.h"
 #include "support/late_world.h"
-#include "support/window_cache.h"
 
 namespace lariat {
 namespace {
@@ -16,7 +17,6 @@ using testing::Cpu;
 using testing::FailingCopies;
 using testing::RowWorld;
 using testing::Tokens;
-using testing::WindowCache;
 using testing::WorldOptions;
 
 WorldOptions Options(std::int64_t blocks, std::int64_t places, WritePolicy write) {
@@ -92,89 +92,6 @@ TEST_CASE("K155: a failed load is not used, and computing goes on where the rows
     CHECK(t.stats().hit_tokens == 16 * here);
     t.Check();
   }
-}
-
-// Full attention and a window of 4, in blocks of 4 tokens: groups 0 and 1, whose blocks are
-// numbered as one.
-struct TwoGroups : WindowCache {
-  explicit TwoGroups(const Device& device) : WindowCache(Config(), device) {}
-  static CacheConfig Config() {
-    CacheConfig config = testing::WindowConfig(4, 10, {{4}}, BackendKind::kCpu);
-    config.host = {.num_blocks = 20, .write = WritePolicy::kThrough};
-    return config;
-  }
-  // Computes rows of tokens 0, 1, ..., from the hit on.
-  void Run(SequenceId id, std::int64_t count, std::int64_t hit) {
-    Step step = Prepared(id, count);
-    const StepRows rows = step.rows()[0];
-    REQUIRE(rows.hit == hit);
-    std::vector<float> k, v;
-    for (std::int64_t n = rows.start; n < rows.start + rows.count; ++n) {
-      for (const float sign : {1.0F, -1.0F}) {
-        k.push_back(sign * static_cast<float>(n));
-        v.push_back(sign * static_cast<float>(100 + n));
-      }
-    }
-    const AppendInputs inputs{.dtype = DType::kFP32, .k = k.data(), .v = v.data()};
-    for (int layer = 0; layer < 2; ++layer) Must(cache().Append(step, layer, inputs, {}));
-    Must(cache().Commit(step, {}, {}));
-  }
-  void CheckRows(SequenceId id) {
-    for (int layer = 0; layer < 2; ++layer) {
-      for (std::int64_t n = *cache().FirstRow(id, layer); n < Settled(id); ++n) {
-        float k[2], v[2];
-        Must(cache().ReadRows(id, layer, n, 1, k, v));
-        const auto want = static_cast<float>(n);
-        const bool right = k[0] == want && k[1] == -want && v[0] == 100 + want && v[1] == -v[0];
-        if (!right) FAIL("layer " << layer << ", row " << n << ": " << k[0] << ", " << v[0]);
-      }
-    }
-  }
-  // Takes so many blocks of both groups, for tokens that nobody can find.
-  void Flood(std::int64_t tokens) {
-    const SequenceId id = Open({});
-    Feed(id, tokens);
-    Must(cache().Close(id));
-  }
-};
-
-TEST_CASE("K156: a copy that fails in one group leaves the other group's", "[cases]") {
-  const auto backend = std::make_shared<FailingCopies>(MakeDeferredBackend(Cpu(), 1));
-  TwoGroups t{Device(backend)};
-  const std::vector<TokenId> text = CaseCache::Range(0, 17);
-  const SequenceId a = t.Open(text);
-  t.Run(a, 17, 0);
-  CaseCache::Must(t->Close(a));
-  CHECK(t->GetStats().host_used == 8);  // 4 blocks of each group
-  // Two are free; 6 blocks take the window's four, which go before the others.
-  t.Flood(9);
-  CHECK(t->GetStats().evicted_blocks == 4);
-  const PrefixMatch match = t->Match(text);
-  CHECK(match.tokens == 0);
-  CHECK(match.host_tokens == 16);
-  // The window's block 3 is all that a load brings.
-  const SequenceId b = t.Open(text);
-  backend->FailEvents(true);
-  const TransferId transfer = *t->Fetch(b);
-  backend->FailEvents(false);
-  CHECK(t->GetStats().in_transit_blocks == 1);
-  CHECK(t->Accept(transfer)->failed);
-  CHECK(t->GetStats().host_used == 7);
-  CHECK(t->GetStats().indexed_blocks == 4);
-  CHECK(t->Match(b)->host_tokens == 12);  // as far as both groups have it
-  CHECK_FALSE(t->Accept(*t->Fetch(b))->failed);
-  t.Run(b, 17, 12);
-  t.CheckRows(b);
-  // Computing has filled the hole. The first group's copies, its fourth too, were there all along.
-  CHECK(t->GetStats().host_used == 8);
-  CHECK(t->GetStats().offloaded_blocks == 9);
-  CaseCache::Must(t->Close(b));
-  t.Flood(20);
-  CHECK(t->GetStats().indexed_blocks == 0);
-  const SequenceId c = t.Open(text);
-  CHECK_FALSE(t->Accept(*t->Fetch(c))->failed);
-  t.Run(c, 17, 16);
-  t.CheckRows(c);
 }
 
 // --- Full tiers -------------------------------------------------------------------------------

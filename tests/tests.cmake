@@ -65,7 +65,8 @@ lariat_test(cache_tier_memory_test SOURCES cache_tier_memory_test.cc support/cou
 lariat_test(cache_tier_rows_test SOURCES cache_tier_rows_test.cc)
 lariat_test(cache_tier_windows_test SOURCES cache_tier_windows_test.cc)
 lariat_test(cache_tier_bytes_test SOURCES cache_tier_bytes_test.cc tier_streams_test.cc support/count_new.cc)
-lariat_test(cases_tier_test SOURCES cases_tier_test.cc cases_tier_loads_test.cc)
+lariat_test(cases_tier_test SOURCES cases_tier_test.cc cases_tier_loads_test.cc
+            cases_tier_groups_test.cc)
 lariat_test(host_storage_test SOURCES host_storage_test.cc support/count_new.cc)
 lariat_test(large_offset_test LOOPS SOURCES large_offset_test.cc)
 lariat_test(cache_faults_test SOURCES cache_faults_test.cc)

@@ -167,6 +167,9 @@ void BlockManager::Spoil(HostId host) {
   if (node == kNoNode) return;
   if (host_.side(host) < 0 && index_.block(node) == kNoBlock) {
     Forget(node);
+  } else if (host_.side(host) < 0) {
+    // Who brings what is beside it holds the first group's block too: so none of it is left alone.
+    DropPlaces(node);
   } else {
     DropPlace(node, host_.side(host));
   }
