@@ -47,8 +47,8 @@ ModelConfig Chunked(int chunk) {
   return WithLayers({chunked, chunked, chunked, Layer(LayerKind::kFull, 0)});
 }
 ModelConfig TwoWindows() {
-  return WithLayers({Layer(LayerKind::kSliding, 9), Layer(LayerKind::kFull, 0),
-                     Layer(LayerKind::kSliding, 40)});
+  return WithLayers(
+      {Layer(LayerKind::kSliding, 9), Layer(LayerKind::kFull, 0), Layer(LayerKind::kSliding, 40)});
 }
 ModelConfig WindowsAlone() {
   return WithLayers({Layer(LayerKind::kSliding, 24), Layer(LayerKind::kSliding, 24),

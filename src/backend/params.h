@@ -55,7 +55,7 @@ struct StepTablesParams {
   const void* upload = nullptr;
   // Where it is host memory, its bytes: the launch may then take them along. 0: it may not.
   std::int64_t host_bytes = 0;
-  StepHeader header;             // the same header, for the launch
+  StepHeader header;  // the same header, for the launch
   int block_size = 1;
   // Block tables side by side. Strides from one group's array to the next one's, in elements.
   int groups = 1;
