@@ -20,7 +20,6 @@
 namespace {
 
 using namespace lariat;
-
 using namespace toy;
 
 // One block per row and head, one thread per element: softmax(q k^T) v over all tokens up to the
@@ -36,27 +35,21 @@ __global__ void Attend(const float* q, LayerView layer, StepView step, float* x)
   for (int n = 0; n <= row_in_sequence; ++n) {
     const std::int64_t block = step.block_table[b * step.block_table_stride + n / layer.block_size];
     const std::int64_t row = n % layer.block_size;
-    const float key =
-        static_cast<const float*>(layer.k)[block * layer.k_block_stride + row * layer.k_row_stride +
-                                           kv * layer.k_head_stride + i];
-    const float value =
-        static_cast<const float*>(layer.v)[block * layer.v_block_stride + row * layer.v_row_stride +
-                                           kv * layer.v_head_stride + i];
-    float score = query * key;
+    const auto* key = static_cast<const float*>(layer.k) + block * layer.k_block_stride +
+                      row * layer.k_row_stride + kv * layer.k_head_stride;
+    const auto* value = static_cast<const float*>(layer.v) + block * layer.v_block_stride +
+                        row * layer.v_row_stride + kv * layer.v_head_stride;
+    float score = query * key[i];
     for (int lane = 16; lane > 0; lane /= 2) score += __shfl_xor_sync(0xFFFFFFFFU, score, lane);
     const float weight = __expf(score);
     sum += weight;
-    out += weight * value;
+    out += weight * value[i];
   }
   float& target = x[t * kWidth + head * kDim + i];
   target = tanhf(0.5F * target + out / sum);
 }
 
-// --- A server's side
-// -------------------------------------------------------------------------------
-
-// One row's token: known, or the last one of a slot; and the slot whose last one its output
-// becomes.
+// One row's token: known, or a slot's last one; and the slot whose last one its output becomes.
 struct Row {
   int token = 0;
   int slot = -1;
@@ -79,8 +72,7 @@ class Engine {
   Step Launch(std::span<const StepItem> items, const std::vector<Row>& rows, bool graph) {
     Step step = Must(cache.Plan(items, graph ? StepShape{kSequences, kSequences} : StepShape{}));
     Must(cache.Prepare(step, {stream}));
-    const int turn = static_cast<int>(step.id() % 2),
-              padded = static_cast<int>(step.padded_tokens());
+    const int turn = step.id() % 2, padded = static_cast<int>(step.padded_tokens());
     int* in = host_in + turn * 2 * kRows;
     for (int t = 0; t < padded; ++t) {
       const Row row = t < static_cast<int>(rows.size()) ? rows[t] : Row{};
@@ -107,23 +99,6 @@ class Engine {
   KVCache cache;
 
  private:
-  static CacheConfig Config(Reuse reuse) {
-    CacheConfig config;
-    config.layers.assign(kLayers, {.kv_heads = kKvHeads, .k_dim = kDim, .v_dim = kDim, .rope = 0});
-    config.ropes.resize(1);
-    config.ropes[0].rotary_dim = kDim;
-    config.ropes[0].theta = 10000.0;
-    config.dtype = DType::kFP32;
-    config.backend = BackendKind::kCuda;
-    config.memory.num_blocks = 64;
-    config.block_size = reuse == Reuse::kNone ? kMaxTokens : kBlock;
-    config.layout = reuse == Reuse::kNone ? Layout::kLayerMajor : Layout::kBlockMajor;
-    config.reuse = reuse;
-    config.max_sequences = kSequences;
-    config.max_tokens_per_sequence = kMaxTokens;
-    config.max_tokens_per_step = kRows;
-    return config;
-  }
   void Forward(const Step& step, int rows) {
     Embed<<<rows, kWidth, 0, stream>>>(given, last, x);
     for (int layer = 0; layer < kLayers; ++layer) {
@@ -154,8 +129,7 @@ class Engine {
   cudaEvent_t done[2] = {};
 };
 
-// A prompt in chunks of up to kRows rows; returns the token behind it, which becomes slot's last
-// one.
+// A prompt in chunks of up to kRows rows; returns the token behind it, the slot's last one now.
 int Prefill(Engine& engine, SequenceId sequence, const std::vector<TokenId>& prompt, int slot,
             std::int64_t* hit) {
   std::int64_t done = Must(engine.cache.Match(sequence)).tokens;
@@ -185,10 +159,6 @@ std::vector<TokenId> Uncached(std::vector<TokenId> text, int generate) {
   return text;
 }
 
-void Expect(bool holds, const char* what) {
-  if (!holds) Must(CorruptData(what));
-}
-
 }  // namespace
 
 int main() {
@@ -203,8 +173,8 @@ int main() {
     if (t < 10) prompts[2].push_back(200 - t);
   }
   constexpr int kSteps = 20, kDrafts = 3;
-  const std::vector<TokenId> want[2] = {Uncached(prompts[0], kSteps + 8),
-                                        Uncached(prompts[1], kSteps + 8)};
+  std::vector<TokenId> want[2];
+  for (int s = 0; s < 2; ++s) want[s] = Uncached(prompts[s], kSteps + 8);
 
   Engine engine(Reuse::kToken);
   SequenceId ids[3];
@@ -271,8 +241,7 @@ int main() {
     for (std::size_t t = 0; t < text[s].size(); ++t)
       Expect(text[s][t] == want[s][t], "a token differs from the uncached run");
   }
-  Must(engine.cache.Close(ids[0]));
-  Must(engine.cache.Close(ids[1]));
+  for (int s = 0; s < 2; ++s) Must(engine.cache.Close(ids[s]));
   const Stats stats = engine.cache.GetStats();
   Expect(stats.held_blocks + stats.reserved_blocks == 0, "blocks are held after all have ended");
   std::printf("decode_loop: %zu and %zu tokens as without a cache; %lld cached tokens found\n",

@@ -6,10 +6,11 @@
 #include <cstdlib>
 #include <utility>
 
+#include "lariat/kv_cache.h"
 #include "lariat/status.h"
 
-// The model of decode_loop.cu but for its attention: a toy without weights. Every row is computed
-// alone and in a fixed order, so a batch changes no bit.
+// The model of decode_loop.cu but for its attention, and its cache: a toy without weights. Every
+// row is computed alone and in a fixed order, so a batch changes no bit.
 
 namespace toy {
 
@@ -30,6 +31,29 @@ T Must(Result<T> result) {
 }
 inline void Must(cudaError_t error) {
   if (error != cudaSuccess) Must(DeviceError(cudaGetErrorString(error)));
+}
+
+inline void Expect(bool holds, const char* what) {
+  if (!holds) Must(CorruptData(what));
+}
+
+// The toy's layers in a cache; Reuse::kNone: in one contiguous buffer a sequence.
+inline CacheConfig Config(Reuse reuse) {
+  CacheConfig config;
+  config.layers.assign(kLayers, {.kv_heads = kKvHeads, .k_dim = kDim, .v_dim = kDim, .rope = 0});
+  config.ropes.resize(1);
+  config.ropes[0].rotary_dim = kDim;
+  config.ropes[0].theta = 10000.0;
+  config.dtype = DType::kFP32;
+  config.backend = BackendKind::kCuda;
+  config.memory.num_blocks = 64;
+  config.block_size = reuse == Reuse::kNone ? kMaxTokens : kBlock;
+  config.layout = reuse == Reuse::kNone ? Layout::kLayerMajor : Layout::kBlockMajor;
+  config.reuse = reuse;
+  config.max_sequences = kSequences;
+  config.max_tokens_per_sequence = kMaxTokens;
+  config.max_tokens_per_step = kRows;
+  return config;
 }
 
 __device__ inline float Weight(int a, int b) { return __sinf(0.7F * a + 1.3F * b + 0.1F); }
