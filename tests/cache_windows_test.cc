@@ -419,5 +419,33 @@ TEST_CASE("One full layer in six is seven groups, the last one padded", "[cache]
   CHECK(c.Held(a) == 7 * 2);
 }
 
+// A block that a fork has cached under other ids keeps what is beside it, whatever the sequence
+// that shared it is told later.
+TEST_CASE("Ids that come late and differ from a fork's leave its blocks of windows alone",
+          "[cache]") {
+  WindowCache c(4, 14, {{8}});
+  const std::vector<TokenId> text = CaseCache::Range(1, 13);
+  const SequenceId x = c.Open({});  // its first block is cached without the window's
+  c.Feed(x, 13);
+  CaseCache::Must(c->SetTokens(x, text));
+  const SequenceId p = c.Open({});
+  c.Feed(p, 4);
+  const SequenceId fork = *c->Fork(p, 4);
+  CaseCache::Must(c->SetTokens(fork, CaseCache::Range(50, 4)));
+  CaseCache::Must(c->SetTokens(p, std::span(text).first(4)));
+  CaseCache::Must(c->Close(fork));
+  const TokenId next[] = {11};
+  c.Feed(p, 1, {next, next + 1});
+  CaseCache::Must(c->Close(x));
+  const std::vector<int> mine = c.TableIn(1, p);
+  for (TokenId round = 1; round <= 4; ++round) {  // all that is idle is taken
+    const SequenceId q = c.Start(CaseCache::Range(1000 * round, 16));
+    for (const int block : c.TableIn(1, q)) {
+      CHECK((block == -1 || std::count(mine.begin(), mine.end(), block) == 0));
+    }
+    CaseCache::Must(c->Close(q));
+  }
+}
+
 }  // namespace
 }  // namespace lariat

@@ -39,6 +39,8 @@ lariat_test(simulate_test LOOPS SOURCES simulate_test.cc simulate_check_test.cc 
 lariat_test(simulate_rollback_test LOOPS SOURCES simulate_rollback_test.cc SESSION)
 lariat_test(simulate_tier_test SOURCES simulate_tier_test.cc SESSION)
 lariat_test(simulate_windows_test LOOPS SOURCES simulate_windows_test.cc SESSION)
+lariat_test(session_windows_test SOURCES session_windows_test.cc SESSION)
+lariat_test(cache_discard_test SOURCES cache_discard_test.cc)
 lariat_test(shared_trace_test LOOPS SOURCES shared_trace_test.cc SESSION TIMEOUT 600)
 if(TARGET lariat_tool)
   lariat_test(simulate_command_test SOURCES simulate_command_test.cc SESSION)
