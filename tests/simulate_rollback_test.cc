@@ -10,15 +10,15 @@
 
 #include "lariat/simulator.h"
 #include "support/catch.h"
-#include "support/same_results.h"
+#include "support/checked_simulation.h"
 #include "support/simulator_inputs.h"
 
 namespace lariat {
 namespace {
 
-using test::CheckSame;
 using test::MakeConfig;
 using test::Run;
+using test::RunChecked;
 using test::SmallTrace;
 using test::Workload;
 
@@ -42,22 +42,6 @@ struct Used {
     copies += result.cache.copied_blocks;
   }
 };
-
-// Served with every row compared, and the same by null, twice.
-SimulationResult RunChecked(const Trace& trace, SimulatorConfig config) {
-  config.check = true;
-  const SimulationResult result = Run(trace, config);
-  REQUIRE(result.check.has_value());
-  CHECK(result.session.finished == trace.size());
-  CHECK(result.check->sequences == trace.size() * config.beams);
-  CHECK(result.check->mismatches == 0);
-  test::CheckEquation(trace, result, config.beams);
-  config.check = false;
-  config.backend = BackendKind::kNull;
-  CheckSame(Run(trace, config), result);
-  CheckSame(Run(trace, config), result);
-  return result;
-}
 
 // Outputs that are alike, so that blocks of generated tokens are found, and of different lengths.
 Trace AlikeTrace() {

@@ -6,15 +6,15 @@
 
 #include "lariat/simulator.h"
 #include "support/catch.h"
-#include "support/same_results.h"
+#include "support/checked_simulation.h"
 #include "support/simulator_inputs.h"
 
 namespace lariat {
 namespace {
 
-using test::CheckSame;
 using test::MakeConfig;
 using test::Run;
+using test::RunChecked;
 using test::SmallTrace;
 using test::Workload;
 
@@ -28,30 +28,6 @@ struct Used {
     onboarded += r.cache.onboarded_blocks;
   }
 };
-
-// On `backend` with every row compared, early and late copies alike, and the same by null.
-SimulationResult RunChecked(const Trace& trace, SimulatorConfig config) {
-  config.check = true;
-  SimulationResult result = Run(trace, config);
-  REQUIRE(result.check.has_value());
-  CHECK(result.session.finished == trace.size());
-  CHECK(result.check->sequences == trace.size());
-  CHECK(result.check->mismatches == 0);
-  test::CheckEquation(trace, result);
-  if (config.backend == BackendKind::kCpu) {
-    config.late_copies = true;
-    const SimulationResult late = Run(trace, config);
-    CHECK(late.check->mismatches == 0);
-    CheckSame(late, result);
-  }
-  config.check = false;
-  config.backend = BackendKind::kNull;
-  config.late_copies = false;
-  CheckSame(Run(trace, config), result);
-  config.late_copies = true;
-  CheckSame(Run(trace, config), result);
-  return result;
-}
 
 // Four texts of 60 tokens, each asked for again when the others have been, with a few tokens more.
 Trace ReturningTrace() {

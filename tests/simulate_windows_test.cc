@@ -6,15 +6,15 @@
 
 #include "lariat/simulator.h"
 #include "support/catch.h"
-#include "support/same_results.h"
+#include "support/checked_simulation.h"
 #include "support/simulator_inputs.h"
 
 namespace lariat {
 namespace {
 
-using test::CheckSame;
 using test::MakeConfig;
 using test::Run;
+using test::RunChecked;
 using test::SmallTrace;
 using test::Workload;
 
@@ -75,26 +75,6 @@ struct Used {
     evicted += r.cache.evicted_blocks;
   }
 };
-
-SimulationResult RunChecked(const Trace& trace, SimulatorConfig config) {
-  config.check = true;
-  const SimulationResult result = Run(trace, config);
-  REQUIRE(result.check.has_value());
-  CHECK(result.session.finished == trace.size());
-  CHECK(result.check->sequences == trace.size() * config.beams);
-  CHECK(result.check->mismatches == 0);
-  test::CheckEquation(trace, result, config.beams);
-  if (config.backend == BackendKind::kCpu && config.host.num_blocks > 0) {
-    config.late_copies = true;
-    const SimulationResult late = Run(trace, config);
-    CHECK(late.check->mismatches == 0);
-    CheckSame(late, result);
-  }
-  config.check = false;
-  config.backend = BackendKind::kNull;
-  CheckSame(Run(trace, config), result);
-  return result;
-}
 
 struct Case {
   ModelConfig model;

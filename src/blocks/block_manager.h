@@ -197,6 +197,10 @@ class BlockManager {
   std::span<const TokenId> NextTokens(std::span<const TokenId> ids, std::size_t blocks,
                                       std::int64_t reusable) const;
   void ExtendMatch(Sequence& sequence);
+  // Tokens of the match that ExtendMatch found, of what can be used of it.
+  std::int64_t MatchTokens(const Sequence& sequence) const {
+    return sequence.match_blocks * config_.block_size + sequence.match_partial.tokens;
+  }
   PrefixMatch MatchInWindows(std::span<const TokenId> prompt, RootId root) const;
 
   // keep.cc
@@ -355,6 +359,11 @@ class BlockManager {
 
   bool IsCached(BlockId block) const {
     return index_.contains(block) || sides_.owner(block) != kNoBlock;
+  }
+  // One more reference to a cached block, idle or not.
+  void HoldCached(BlockId block) {
+    if (pool_.state(block) == BlockState::kIdle) idle_.Remove(block);
+    pool_.Claim(block);
   }
   // A cached block is idle now.
   void AddIdle(BlockId block) {

@@ -50,8 +50,7 @@ Status BlockManager::Pin(std::span<const TokenId> prompt, const OpenOptions& opt
   for (std::int32_t n = last; n >= 0; n = index_.parent(n)) {
     const BlockId block = index_.block(n);
     if (++pins_[block].through > 1) continue;
-    if (pool_.state(block) == BlockState::kIdle) idle_.Remove(block);
-    pool_.Claim(block);
+    HoldCached(block);
     ++pinned_;
   }
   if (last >= 0) ++pins_[index_.block(last)].ends;

@@ -82,7 +82,7 @@ Status BlockManager::AddRows(const StepItem& item, PlannedStep& step) {
   planned.old_planned = static_cast<std::int32_t>(sequence.planned);
   if (planned.first_plan && sequence.prompt_length > 0) {
     ClaimHit(sequence, step, planned, copy_idle_ || !item.positions.empty());
-    rows.hit = sequence.match_blocks * config_.block_size + sequence.match_partial.tokens;
+    rows.hit = MatchTokens(sequence);
     rows.start = rows.hit;
     rows.count = std::min(item.num_tokens, sequence.prompt_length - rows.hit);
   }

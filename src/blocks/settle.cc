@@ -302,8 +302,7 @@ void BlockManager::IndexNewBlocks(Sequence& sequence) {
     // Whoever shares the copy, a fork, shares what follows it too, but would not hold the equal
     // one above that. So this waits until the others have let go.
     if (pool_.references(block) > 1) return;
-    if (pool_.state(equal) == BlockState::kIdle) idle_.Remove(equal);
-    pool_.Claim(equal);
+    HoldCached(equal);
     pool_.NotePeak();  // a live step may still name the copy
     sequence.table[n] = equal;
     sequence.first_dirty = std::min(sequence.first_dirty, sequence.indexed);

@@ -120,8 +120,7 @@ bool BlockManager::IsIdleSource(BlockId source) const {
 
 // Claims what the windows want of the hit.
 void BlockManager::ClaimSides(const Sequence& sequence, PlannedStep& step) {
-  const std::int64_t hit =
-      sequence.match_blocks * config_.block_size + sequence.match_partial.tokens;
+  const std::int64_t hit = MatchTokens(sequence);
   for (std::size_t side = 0; side < sides_.count(); ++side) {
     std::int64_t b = sides_.reach(side).First(hit) / config_.block_size;
     for (; b < sequence.match_blocks; ++b) {
@@ -292,8 +291,7 @@ void BlockManager::AttachSides(Sequence& sequence, std::size_t n, BlockId owner)
     }
     // A fork that shares it goes on with it: only the blocks of one owner alone may change.
     if (pool_.references(mine) > 1) continue;
-    if (pool_.state(cached) == BlockState::kIdle) idle_.Remove(cached);
-    pool_.Claim(cached);
+    HoldCached(cached);
     pool_.NotePeak();  // a live step may still name the copy
     const BlockId copy = mine;
     mine = cached;
@@ -380,8 +378,7 @@ void BlockManager::PinSides(std::int32_t last) {
   if (!sides_.any()) return;
   ForEachInWindow(last, Depth(last), [&](BlockId page) {
     if (++pins_[page].through > 1) return;
-    if (pool_.state(page) == BlockState::kIdle) idle_.Remove(page);
-    pool_.Claim(page);
+    HoldCached(page);
     ++pinned_;
   });
 }

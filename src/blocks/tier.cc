@@ -231,9 +231,7 @@ std::int64_t BlockManager::HostTokens(std::int32_t parent, std::span<const Token
 // The same of a sequence whose match on the device was brought up to date.
 std::int64_t BlockManager::HostTokens(const Sequence& sequence, std::vector<HostId>* path) const {
   if (sides_.any()) {
-    const std::int64_t here =
-        sequence.match_blocks * config_.block_size + sequence.match_partial.tokens;
-    return std::max(here, FindInTiers(sequence.prompt(), sequence.root).tokens);
+    return std::max(MatchTokens(sequence), FindInTiers(sequence.prompt(), sequence.root).tokens);
   }
   const auto& blocks = sequence.match_path;
   const std::int32_t parent = blocks.empty() ? sequence.root : index_.node(blocks.back());

@@ -41,9 +41,7 @@ Result<TransferId> BlockManager::Fetch(SequenceId id) {
   ExtendMatch(sequence);
   if (sides_.any()) {
     const TierPath path = FindInTiers(sequence.prompt(), sequence.root);
-    const std::int64_t here =
-        sequence.match_blocks * config_.block_size + sequence.match_partial.tokens;
-    if (path.tokens <= here) return TransferId::kNone;
+    if (path.tokens <= MatchTokens(sequence)) return TransferId::kNone;
     transfers_.push_back(
         MakeTransfer(id, path.nodes.size() * static_cast<std::size_t>(GroupCount())));
     AddTierPath(path, transfers_.back());
@@ -295,8 +293,7 @@ void BlockManager::Attach(Transfer::Item& item) {
     return;
   }
   // Computed meanwhile: whoever holds what is below it must hold this one.
-  if (pool_.state(block) == BlockState::kIdle) idle_.Remove(block);
-  pool_.Claim(block);
+  HoldCached(block);
   DropReference(item.block);
   item.block = block;
 }
@@ -306,8 +303,7 @@ void BlockManager::AttachToSide(Transfer::Item& item, BlockId owner, std::size_t
   const BlockId page = sides_.page(owner, side);
   if (page == item.block) return;
   if (page == kNoBlock) return AttachSide(owner, side, item.block);
-  if (pool_.state(page) == BlockState::kIdle) idle_.Remove(page);
-  pool_.Claim(page);
+  HoldCached(page);
   DropReference(item.block);
   item.block = page;
 }
