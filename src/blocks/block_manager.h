@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <deque>
-#include <iosfwd>
 #include <span>
 #include <string>
 #include <string_view>
@@ -19,6 +18,10 @@
 #include "blocks/transfer.h"
 #include "lariat/kv_cache.h"
 #include "lariat/status.h"
+
+namespace lariat {
+class TextBuilder;
+}
 
 namespace lariat::blocks {
 
@@ -377,8 +380,8 @@ class BlockManager {
   }
 
   // inspect.cc, quarantine.cc
-  void PrintNode(NodeId node, std::ostream& out) const;
-  void PrintTier(std::ostream& out) const;
+  void PrintNode(NodeId node, TextBuilder& out) const;
+  void PrintTier(TextBuilder& out) const;
   void SpoilHolders(const std::vector<bool>& blocks, const std::vector<bool>& places);
 
   // tier.cc
