@@ -57,7 +57,7 @@ if(NOT LARIAT_SANITIZE)
         SKIP_REGULAR_EXPRESSION "SKIPPED: " TIMEOUT 900)
     endforeach()
     # It compiles the archive, two files at a time.
-    set_tests_properties("house: a project that uses Lariat, subdirectory" PROPERTIES PROCESSORS 2)
+    set_tests_properties("house: a project that uses Lariat, subdirectory" PROPERTIES PROCESSORS 2 COST 100)
   endif()
 endif()
 
@@ -69,7 +69,7 @@ if(LARIAT_TOOLS)
   add_test(NAME "bench: small shapes on the CPU"
     COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/bench_test.py $<TARGET_FILE:lariat_tool>
             ${sanitized})
-  set_tests_properties("bench: small shapes on the CPU" PROPERTIES TIMEOUT 300)
+  set_tests_properties("bench: small shapes on the CPU" PROPERTIES TIMEOUT 300 COST 40)
 endif()
 find_package(Threads REQUIRED)
 target_link_libraries(threads_test PRIVATE Threads::Threads)
