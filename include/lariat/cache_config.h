@@ -10,6 +10,8 @@
 
 namespace lariat {
 
+// How far back a layer reads: all tokens, those in a window, those of its own chunk, latents of
+// all; or a state of fixed size (kUnsupported for now).
 enum class LayerKind : std::uint8_t { kFull, kSliding, kChunked, kMla, kLinear };
 
 // What one layer stores per token, and how far back it reads. Layers of one kind and window form a
@@ -88,6 +90,7 @@ struct HostTier {
 // least recently used one among equals.
 enum class EvictionPolicy : std::uint8_t { kLru, kPriority };
 
+// What a cache holds, in how much memory, and for how many sequences and steps at once.
 struct CacheConfig {
   // --- what is stored ---
   std::vector<LayerSpec> layers;
@@ -136,6 +139,7 @@ struct MemoryFootprint {
   std::int64_t host_tier_bytes = 0;  // of pinned_host_bytes
 };
 
+// What KVCache::Supports is asked for.
 enum class Feature : std::uint8_t { kTransfers, kReleaseReacquire, kTokenReuse, kCheckSlots };
 
 }  // namespace lariat

@@ -50,6 +50,7 @@ struct OpenOptions {
   std::span<const Retention> retention = {};  // copied; EvictionPolicy::kPriority only
 };
 
+// How much of a prompt is cached. Claims nothing, and may be stale at the next call.
 struct PrefixMatch {
   std::int64_t tokens = 0;  // a first Plan would find this many cached on the device
   // Whole blocks of them, of the first group; what is beyond would be copied (kToken).
@@ -59,6 +60,7 @@ struct PrefixMatch {
   std::int64_t host_tokens = 0;  // >= tokens
 };
 
+// How long a sequence is, by what is meant.
 struct Extent {
   std::int64_t settled = 0;  // tokens kept by Commit (a prefix hit counts from the first Commit)
   std::int64_t planned = 0;  // settled plus the certain rows of live steps
@@ -109,6 +111,7 @@ struct StepCommit {
   std::span<const TokenId> tokens = {};
 };
 
+// What one sequence of a failed Plan asked for.
 struct SequenceNeed {
   SequenceId sequence = SequenceId::kNone;
   std::int64_t blocks = 0;  // new blocks of all groups, copies included
@@ -137,6 +140,7 @@ struct TransferReport {
   bool failed = false;
 };
 
+// What Poll has seen to be over since the Poll before.
 struct PollReport {
   int live_steps = 0;      // prepared, neither committed nor discarded
   int pending_events = 0;  // ended steps whose device work has not passed yet

@@ -65,6 +65,7 @@ enum {
 /* "InvalidArgument"; "Unknown" for any other number. */
 LARIAT_API const char* lariat_code_name(lariat_code code);
 
+/* A cache. */
 typedef struct lariat_cache lariat_cache;
 
 /* What the last call that failed with this cache said. Null: the last one of this thread that had
@@ -105,6 +106,7 @@ enum {
 enum { LARIAT_HALF = 0, LARIAT_INTERLEAVED = 1, LARIAT_INTERLEAVED_TO_HALF = 2 };
 enum { LARIAT_MROPE_SECTIONED = 0, LARIAT_MROPE_INTERLEAVED = 1 };
 
+/* lariat::LayerSpec. */
 typedef struct lariat_layer {
   uint32_t struct_size;
   int32_t kind; /* LARIAT_LAYER_... */
@@ -115,6 +117,7 @@ typedef struct lariat_layer {
   int32_t window;
 } lariat_layer;
 
+/* lariat::RopeSpec. */
 typedef struct lariat_rope {
   uint32_t struct_size;
   int32_t type;  /* LARIAT_ROPE_... */
@@ -141,6 +144,7 @@ typedef struct lariat_rope {
   int32_t reserved; /* 0 */
 } lariat_rope;
 
+/* lariat::CacheConfig, and in it its Shard, MemoryConfig and HostTier. */
 typedef struct lariat_cache_config {
   uint32_t struct_size;
   int32_t dtype; /* LARIAT_BF16, ... */
@@ -182,6 +186,7 @@ LARIAT_API lariat_code lariat_cache_create(const lariat_cache_config* config, la
  * Null is a no-op. */
 LARIAT_API void lariat_cache_destroy(lariat_cache* cache);
 
+/* lariat::MemoryFootprint. */
 typedef struct lariat_footprint {
   uint32_t struct_size;
   int32_t num_groups; /* layers with a block table of their own: groups 0 to num_groups - 1 */
@@ -202,6 +207,7 @@ LARIAT_API lariat_code lariat_config_footprint(const lariat_cache_config* config
                                                lariat_footprint* footprint);
 LARIAT_API lariat_code lariat_cache_footprint(lariat_cache* cache, lariat_footprint* footprint);
 
+/* lariat::Stats. */
 typedef struct lariat_stats {
   uint32_t struct_size;
   int32_t reserved;
@@ -243,6 +249,7 @@ LARIAT_API lariat_code lariat_cache_blocks_for(lariat_cache* cache, int64_t sett
 /* Drops everything cached that no sequence holds. */
 LARIAT_API lariat_code lariat_cache_clear(lariat_cache* cache);
 
+/* lariat::PollReport. */
 typedef struct lariat_poll_report {
   uint32_t struct_size;
   int32_t live_steps;
@@ -252,6 +259,7 @@ typedef struct lariat_poll_report {
 } lariat_poll_report;
 
 enum { LARIAT_FAULT_SLOT = 1, LARIAT_FAULT_POSITION = 2 };
+/* lariat::StepFault. */
 typedef struct lariat_fault {
   uint32_t struct_size;
   int32_t kind; /* LARIAT_FAULT_... */
@@ -260,6 +268,7 @@ typedef struct lariat_fault {
   int64_t value;
 } lariat_fault;
 
+/* lariat::TransferReport. */
 typedef struct lariat_transfer_report {
   uint32_t struct_size;
   int32_t failed; /* 1: its copies failed */
@@ -285,6 +294,7 @@ typedef struct lariat_retention {
   int64_t ttl_ms;
 } lariat_retention;
 
+/* lariat::OpenOptions. */
 typedef struct lariat_open_options {
   uint32_t struct_size;
   int32_t num_extra_keys;
@@ -299,6 +309,7 @@ typedef struct lariat_open_options {
   int32_t reserved; /* 0 */
 } lariat_open_options;
 
+/* lariat::PrefixMatch. */
 typedef struct lariat_prefix_match {
   uint32_t struct_size;
   int32_t reserved;
@@ -327,6 +338,7 @@ LARIAT_API lariat_code lariat_sequence_fork(lariat_cache* cache, uint64_t sequen
 LARIAT_API lariat_code lariat_sequence_set_tokens(lariat_cache* cache, uint64_t sequence,
                                                   const int32_t* tokens, int64_t num_tokens);
 
+/* lariat::Extent. */
 typedef struct lariat_extent {
   uint32_t struct_size;
   int32_t reserved;
@@ -380,6 +392,7 @@ LARIAT_API lariat_code lariat_cache_set_quota(lariat_cache* cache, const void* s
 
 /* --- Steps --------------------------------------------------------------------------------- */
 
+/* lariat::StepItem. */
 typedef struct lariat_step_item {
   uint32_t struct_size;
   int32_t num_positions;
@@ -389,12 +402,14 @@ typedef struct lariat_step_item {
   const int32_t* positions; /* [num_positions]; none: the row's index in the sequence */
 } lariat_step_item;
 
+/* lariat::StepShape. */
 typedef struct lariat_step_shape {
   uint32_t struct_size;
   int32_t max_sequences;
   int64_t max_tokens;
 } lariat_step_shape;
 
+/* lariat::PlanFailure. */
 typedef struct lariat_plan_failure {
   uint32_t struct_size;
   int32_t capacity;      /* in: room in the two arrays, which may be null where it is 0 */
@@ -415,6 +430,7 @@ LARIAT_API lariat_code lariat_step_plan(lariat_cache* cache, const lariat_step_i
  * behind it have ended; the number ends here. */
 LARIAT_API lariat_code lariat_step_drop(lariat_cache* cache, uint64_t step);
 
+/* What a lariat::Step tells of itself. */
 typedef struct lariat_step_info {
   uint32_t struct_size;
   int32_t num_sequences; /* entries of lariat_step_rows */
@@ -424,6 +440,7 @@ typedef struct lariat_step_info {
   int64_t padded_tokens;
 } lariat_step_info;
 
+/* lariat::StepRows. */
 typedef struct lariat_rows {
   uint32_t struct_size;
   int32_t reserved;
@@ -441,6 +458,7 @@ LARIAT_API lariat_code lariat_step_get_rows(lariat_cache* cache, uint64_t step, 
                                             lariat_rows* rows);
 LARIAT_API lariat_code lariat_step_prepare(lariat_cache* cache, uint64_t step, void* stream);
 
+/* lariat::StepCommit. */
 typedef struct lariat_commit {
   uint32_t struct_size;
   int32_t num_tokens;
@@ -506,6 +524,7 @@ typedef struct lariat_mla_append_inputs {
   int32_t dependent_launch; /* LARIAT_LAUNCH_... */
 } lariat_mla_append_inputs;
 
+/* lariat::MlaExpandInputs. */
 typedef struct lariat_mla_expand_inputs {
   uint32_t struct_size;
   int32_t kv_lora_rank;
@@ -526,6 +545,7 @@ typedef struct lariat_mla_expand_inputs {
   int64_t v_token_stride;
 } lariat_mla_expand_inputs;
 
+/* lariat::MlaCompressInputs. */
 typedef struct lariat_mla_compress_inputs {
   uint32_t struct_size;
   int32_t dtype;
@@ -585,6 +605,7 @@ typedef struct lariat_step_view {
   int64_t block_table_stride;
 } lariat_step_view;
 
+/* lariat::LayerView. */
 typedef struct lariat_layer_view {
   uint32_t struct_size;
   int32_t dtype;

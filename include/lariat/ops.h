@@ -25,6 +25,7 @@
 
 namespace lariat {
 
+// Which of a token's two numbers is out of range.
 enum class FaultKind : std::int32_t { kNone = 0, kSlot = 1, kPosition = 2 };
 
 // What an operation found wrong in device data: the smallest token index with a slot or position

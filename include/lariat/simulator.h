@@ -28,6 +28,7 @@ enum class InjectedFault : std::uint8_t {
   kBit,    // one bit of one row is flipped
 };
 
+// A model, a device and how its cache and scheduler are set.
 struct SimulatorConfig {
   ModelConfig model;
   DeviceSpec device;  // whose time is simulated; the backend's own does not matter
@@ -73,16 +74,19 @@ struct SimulatorConfig {
   std::function<void(std::int64_t ended, std::int64_t total)> progress;
 };
 
+// Of one latency over all finished requests.
 struct LatencySummary {
   double mean = 0, p50 = 0, p90 = 0, p99 = 0, max = 0;  // milliseconds
 };
 
+// What the comparison of the stored rows with the trace found.
 struct CheckResult {
   std::int64_t sequences = 0;   // of finished requests, each beam, that were compared
   std::int64_t mismatches = 0;  // rows of a layer that differ, preempted and dropped ones' too
   bool fault_fired = false;     // the injected one
 };
 
+// What a simulation counted. Latencies and throughput are in virtual time.
 struct SimulationResult {
   BackendKind backend = BackendKind::kNull;
   std::string backend_name;  // "cpu", "NVIDIA H200"
