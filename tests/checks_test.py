@@ -156,6 +156,34 @@ class CheckDocs(Folder):
             self.assertRegex(output, r"README\.md:\d: ")
 
 
+class CheckMessages(Folder):
+    def check(self, row):
+        self.write("src/a/a.cc", 'return NotReady(Name(id) + " is "\n  "busy: wait for " + Name(other));\n')
+        self.write("docs/troubleshooting.md", row + "\n")
+        return run("check_messages.py", self.root)
+
+    def test_this_tree(self):
+        code, output = run("check_messages.py", ROOT)
+        self.assertEqual(code, 0, output)
+
+    def test_a_message_with_its_row(self):
+        self.assertEqual(self.check("| `... is busy: wait for ...` | wait |"), (0, ""))
+
+    def test_one_without_and_a_row_that_nothing_says(self):
+        code, output = self.check("| none |")
+        self.assertEqual(code, 1)
+        self.assertIn("a.cc:1: docs/troubleshooting.md has no row for 'is busy: wait for'", output)
+        code, output = self.check("| `... is busy: wait for ... or for tea` | wait |")
+        self.assertEqual(code, 1)
+        self.assertIn("troubleshooting.md:1: no source says 'or for tea'", output)
+
+    def test_one_without_a_text(self):
+        self.write("src/a/b.cc", "return Unsupported(text);\n")
+        code, output = self.check("| `... is busy: wait for ...` | wait |")
+        self.assertEqual(code, 1)
+        self.assertIn("b.cc:1: this Unsupported has no text of its own", output)
+
+
 class DoxygenFilter(Folder):
     """What the filter makes of a header; tools/doxygen.sh runs Doxygen over all of them."""
 

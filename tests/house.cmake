@@ -15,6 +15,20 @@ add_library(lariat_header_check OBJECT ${header_sources})
 lariat_target(lariat_header_check)
 target_include_directories(lariat_header_check PRIVATE ${PROJECT_SOURCE_DIR}/include)
 
+# The same by clang++ and nvcc, where they are here.
+if(NOT LARIAT_SANITIZE)
+  find_program(LARIAT_HEADER_CLANG NAMES clang++ clang++-19 clang++-18 clang++-17 clang++-16 clang++-15 clang++-14)
+  find_program(LARIAT_HEADER_NVCC nvcc HINTS /usr/local/cuda/bin)
+  mark_as_advanced(LARIAT_HEADER_CLANG LARIAT_HEADER_NVCC)
+  foreach(compiler CLANG NVCC)
+    string(TOLOWER ${compiler} kind)
+    add_test(NAME "house: public headers, ${kind}"
+      COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/headers_test.py ${PROJECT_SOURCE_DIR}
+              ${LARIAT_HEADER_${compiler}})
+    set_tests_properties("house: public headers, ${kind}" PROPERTIES SKIP_REGULAR_EXPRESSION "SKIPPED: ")
+  endforeach()
+endif()
+
 add_executable(readme_example readme_example.cc)
 lariat_target(readme_example)
 target_link_libraries(readme_example PRIVATE lariat::lariat)
@@ -29,6 +43,7 @@ add_test(NAME "house: the checks fail where they should"
 add_test(NAME "house: documents"
   COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/docs_test.py ${PROJECT_SOURCE_DIR})
 find_program(LARIAT_DOXYGEN doxygen)
+mark_as_advanced(LARIAT_DOXYGEN)
 if(LARIAT_DOXYGEN)
   add_test(NAME "house: Doxygen finds a comment on all that is public"
     COMMAND ${PROJECT_SOURCE_DIR}/tools/doxygen.sh ${CMAKE_CURRENT_BINARY_DIR}/doxygen)

@@ -23,7 +23,8 @@ SOURCES = {".h", ".cc", ".c", ".cu", ".cuh", ".py", ".sh", ".cmake", ".in", ".tx
 # Tools from elsewhere, whose own manuals tell their flags.
 ELSEWHERE = re.compile(r"\b(cmake|ctest|pkg-config|curl|git|ninja|nsys|ncu|apt-get|lariat_libfuzzer)\b|libfuzzer")
 # Names of others.
-FOREIGN = frozenset("std prometheus hash_id modeling_rope_utils modeling_rope_utils.py server.c".split())
+FOREIGN = frozenset("""std prometheus hash_id modeling_rope_utils modeling_rope_utils.py server.c
+    cblas.h xxhash.h""".split())
 # Of formulas: x_i, p_0.
 SUBSCRIPT = re.compile(r"\w+_([a-z]{1,2}|\d)")
 FILE = re.compile(r"(?<![\w./*-])([\w-]+\.(?:h|cc|cu|cuh|sh|md|cmake|py|c))(?![\w./])")
@@ -129,6 +130,7 @@ class Check:
             if why:
                 yield f"{match.group()}: {why}"
         for name in re.findall(r"(?<![\w.:-])(k[A-Z]\w+|LARIAT_\w+|[a-z]\w*_\w+)\b(?![*.]?\*)", code):
+            name = name.removeprefix("lib")  # of an archive
             if not (name in self.tree.words or name in FOREIGN or SUBSCRIPT.fullmatch(name)
                     or self.metric(name)):
                 yield f"{name} occurs nowhere in the tree"

@@ -46,8 +46,8 @@ Result<std::int64_t> ParseSize(const std::string& text) {
       {"gib", 1073741824.0},
       {"tib", 1099511627776.0},
   }};
-  const Status bad =
-      InvalidArgument(text + "; allowed: at least 1 byte, as in 8GiB, 1.5GiB, 512MiB, 80GB or 1e9");
+  const Status bad = InvalidArgument(
+      text + "; allowed: 1 byte to 8192TiB, as in 8GiB, 1.5GiB, 512MiB, 80GB or 1e9");
   double number = 0;
   const char* const end = text.data() + text.size();
   const auto [rest, error] = std::from_chars(text.data(), end, number);

@@ -35,7 +35,7 @@ int Run(int argc, char** argv) {
   } catch (const CLI::Success& success) {  // --help, --version
     return app.exit(success);
   } catch (const CLI::ParseError& error) {
-    app.exit(error);
+    spdlog::error("{}; --help says what there is", error.what());
     return lariat::tools::kExitBadUsage;
   }
   if (app.get_subcommands().empty()) {
