@@ -46,11 +46,12 @@ struct MemoryConfig {
 };
 
 // Order of a pool's planes. kBlockMajor is [block][layer][K|V][row][head][element]: a block is one
-// run of bytes. kLayerMajor is [layer][K|V][block][row][head][element] and is built for the
-// contiguous case alone: block_size >= max_tokens_per_sequence, one block per sequence, one group.
+// run of bytes. kLayerMajor is [layer][K|V][block][row][head][element]: a block is a run per plane.
+// Of several groups plane i of each lies where that of the first does, in its strides;
+// kUnsupported where a plane is larger than that one, or there is none.
 enum class Layout : std::uint8_t { kBlockMajor, kLayerMajor };
 
-// Order inside a plane: rows of heads, or heads of rows (kUnsupported for now).
+// Order inside a plane: rows of heads, or heads of rows ([head][row][element]).
 enum class Order : std::uint8_t { kNHD, kHND };
 
 // What a prefix hit may consist of: nothing, whole blocks, or whole blocks and the first tokens of
@@ -101,7 +102,7 @@ struct CacheConfig {
   BackendKind backend = BackendKind::kAuto;
   int device_ordinal = 0;
   MemoryConfig memory;
-  HostTier host;        // kUnsupported with unlimited memory, and with Layout::kLayerMajor
+  HostTier host;        // kUnsupported with unlimited memory
   int block_size = 16;  // tokens per block, >= 1; readers of MLA's rows want 64
   Layout layout = Layout::kBlockMajor;
   Order order = Order::kNHD;

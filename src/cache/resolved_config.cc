@@ -160,14 +160,8 @@ Status CheckStored(const CacheConfig& config) {
 
 Status CheckLayout(const CacheConfig& config) {
   if (Status s = CheckRange("block_size", config.block_size, 1, 1 << 30); !s.ok()) return s;
-  if (config.order != Order::kNHD) return Unsupported("order HND is not built");
-  if (config.layout == Layout::kLayerMajor && config.block_size < config.max_tokens_per_sequence) {
-    return Unsupported("layout layer_major with block_size " + std::to_string(config.block_size) +
-                       " below max_tokens_per_sequence " +
-                       std::to_string(config.max_tokens_per_sequence) +
-                       ": only the contiguous case is built");
-  }
-  return {};
+  if (Status s = CheckRange("layout", static_cast<int>(config.layout), 0, 1); !s.ok()) return s;
+  return CheckRange("order", static_cast<int>(config.order), 0, 1);
 }
 
 // Sets num_blocks and the pool's bytes.
@@ -221,9 +215,6 @@ Status ResolveHost(const CacheConfig& config, ResolvedConfig& resolved) {
   if (host.num_blocks == 0 && host.bytes == 0) return {};
   if (config.memory.unlimited) {
     return Unsupported("host beside memory.unlimited: nothing would ever be evicted");
-  }
-  if (config.layout == Layout::kLayerMajor) {
-    return Unsupported("host with layout layer_major: a host tier holds block_major blocks only");
   }
   MemoryFootprint& footprint = resolved.footprint;
   const std::int64_t blocks =
@@ -289,11 +280,14 @@ Result<ResolvedConfig> Resolve(const CacheConfig& config, BackendKind kind) {
   resolved.table_stride =
       (config.max_tokens_per_sequence + config.block_size - 1) / config.block_size;
   MemoryFootprint& footprint = resolved.footprint;
-  const storage::BlockLayout layout(resolved.layers, config.dtype, config.block_size,
-                                    Layout::kBlockMajor, 0);
+  // The pool's size does not matter yet.
+  const storage::BlockLayout layout(resolved.layers, config.dtype, config.block_size, config.layout,
+                                    config.order, 0);
   resolved.groups = layout.groups();
-  if (resolved.groups.size() > 1 && config.layout == Layout::kLayerMajor) {
-    return Unsupported("layout layer_major with layers of several kinds or windows: not built");
+  if (const int misfit = layout.misfit(); misfit >= 0) {
+    return Unsupported("layout layer_major with " + LayerName(static_cast<std::size_t>(misfit)) +
+                       "k_dim and v_dim: the group's planes have to fit one by one into those of "
+                       "the first group; use block_major");
   }
   footprint.bytes_per_token = layout.bytes_per_token();
   footprint.bytes_per_block = layout.bytes_per_block();

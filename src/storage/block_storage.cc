@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "storage/block_storage.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace lariat::storage {
@@ -16,21 +17,26 @@ Result<BlockStorage> BlockStorage::Create(Device device, BlockLayout layout,
     if (Status filled = device.Fill(pool.data(), 0, bytes, Stream{}); !filled.ok()) return filled;
   }
   BlockStorage storage(std::move(device), std::move(layout), std::move(pool));
-  storage.copies_.reserve(max_moves * storage.layout_.ranges_per_block());
+  storage.copies_.reserve(std::min(max_moves, kMostMoves) * storage.layout_.ranges().size());
   return storage;
 }
 
 Status BlockStorage::Move(std::span<const BlockMove> moves, Stream stream) {
-  if (moves.empty() || !device_.backend().has_memory()) return {};
-  copies_.clear();
-  for (const BlockMove& move : moves) {
-    std::size_t next = copies_.size();
-    ForEachRange(move.from, [&](std::byte* from, std::size_t bytes) {
-      copies_.push_back({nullptr, from, bytes});
-    });
-    ForEachRange(move.to, [&](std::byte* to, std::size_t) { copies_[next++].dst = to; });
+  if (!device_.backend().has_memory()) return {};
+  while (!moves.empty()) {
+    const auto lot = moves.first(std::min(moves.size(), kMostMoves));
+    copies_.clear();
+    for (const BlockMove& move : lot) {
+      std::size_t next = copies_.size();
+      ForEachRange(move.from, [&](std::byte* from, std::size_t bytes) {
+        copies_.push_back({nullptr, from, bytes});
+      });
+      ForEachRange(move.to, [&](std::byte* to, std::size_t) { copies_[next++].dst = to; });
+    }
+    if (Status s = device_.backend().Copy(copies_, stream); !s.ok()) return s;
+    moves = moves.subspan(lot.size());
   }
-  return device_.backend().Copy(copies_, stream);
+  return {};
 }
 
 Status BlockStorage::ReadRows(int layer, std::int32_t block, int first_row, int rows, void* k,
@@ -38,9 +44,18 @@ Status BlockStorage::ReadRows(int layer, std::int32_t block, int first_row, int 
   const LayerPlanes& planes = layout_.layers()[static_cast<std::size_t>(layer)];
   for (const auto& [plane, out] : {std::pair{&planes.k, k}, std::pair{&planes.v, v}}) {
     if (out == nullptr || plane->empty()) continue;
-    const BlockCopy copy{out, At(*plane, block, first_row),
-                         static_cast<std::size_t>(rows * plane->row_bytes)};
-    if (Status copied = device_.backend().Copy({&copy, 1}, stream); !copied.ok()) return copied;
+    const std::byte* from = base() + plane->offset + block * plane->block_stride +
+                            std::int64_t{first_row} * plane->row_stride;
+    // Rows of heads are one run; heads of rows are one each.
+    const int runs = plane->rows_of_heads() ? 1 : plane->heads;
+    const std::int64_t bytes = rows * plane->row_bytes / runs;
+    auto* to = static_cast<std::byte*>(out);
+    for (int run = 0; run < runs; ++run) {
+      const BlockCopy copy{to, from, static_cast<std::size_t>(bytes)};
+      if (Status copied = device_.backend().Copy({&copy, 1}, stream); !copied.ok()) return copied;
+      from += plane->head_stride;
+      to += bytes;
+    }
   }
   return {};
 }

@@ -71,6 +71,7 @@ CacheConfig RowWorld::Config(const WorldOptions& options) {
   config.memory.num_blocks = options.blocks;
   config.block_size = static_cast<int>(options.block_size);
   config.layout = options.layout;
+  config.order = options.order;
   config.host = options.host;
   config.reuse = options.reuse;
   config.eviction = options.eviction;

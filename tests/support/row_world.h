@@ -34,6 +34,7 @@ struct WorldOptions {
   std::int64_t max_tokens_per_sequence = 48;
   std::int64_t max_tokens_per_step = 64;
   Layout layout = Layout::kBlockMajor;
+  Order order = Order::kNHD;
   Reuse reuse = Reuse::kBlock;
   HostTier host = {};
   LayerKind kind = LayerKind::kFull;
