@@ -148,7 +148,6 @@ TEST_CASE("What is valid and not built is unsupported, at Create", "[cache]") {
   const Code no = Code::kUnsupported;
   std::vector<Refusal> refusals = {
       {"dtype", no, [](CacheConfig& c) { c.dtype = DType::kFP8E4M3; }},
-      {"caller_memory", no, [](CacheConfig& c) { c.memory.caller_memory = &c; }},
   };
   refusals.push_back({"kind linear", no, [](CacheConfig& c) {
                         for (LayerSpec& layer : c.layers) layer.kind = LayerKind::kLinear;

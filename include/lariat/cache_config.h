@@ -39,10 +39,15 @@ struct Shard {
 
 // How much memory the pool takes: exactly one of the three.
 struct MemoryConfig {
-  std::int64_t num_blocks = 0;    // blocks, each of which serves one group or another
-  std::int64_t bytes = 0;         // as many whole blocks as fit
-  bool unlimited = false;         // grows for ever; null backend only
-  void* caller_memory = nullptr;  // kUnsupported for now
+  std::int64_t num_blocks = 0;  // blocks, each of which serves one group or another
+  std::int64_t bytes = 0;       // as many whole blocks as fit
+  bool unlimited = false;       // grows for ever; null backend only
+  // Where the pool lies, if not null: caller_bytes of memory of the backend's device (of the host
+  // on cpu; on null an address that nobody looks at), at least MemoryFootprint::pool_bytes, at a
+  // multiple of 256. Zeroed at Create, as far as the pool goes; not freed, and the caller's again
+  // when the cache is gone. Not with unlimited.
+  void* caller_memory = nullptr;
+  std::int64_t caller_bytes = 0;
 };
 
 // Order of a pool's planes. kBlockMajor is [block][layer][K|V][row][head][element]: a block is one
@@ -115,6 +120,9 @@ struct CacheConfig {
   int max_sequences = 256;                   // open at once, >= 1
   std::int64_t max_tokens_per_sequence = 0;  // required; sizes RoPE and block tables
   std::int64_t max_tokens_per_step = 8192;   // rows of one step, padding included
+  // Each Prepare also makes what some attention kernels and their planners want: StepView's
+  // kv_indptr and what is behind it, and KVCache::HostView.
+  bool reader_arrays = false;
 };
 
 // What a configuration would take, in bytes.

@@ -129,7 +129,8 @@ Result<KVCache> KVCache::Create(const CacheConfig& config, Device device) {
     if (!resolved.ok()) return resolved.status();
     Result<storage::BlockStorage> storage = storage::BlockStorage::Create(
         device, resolved->MakeLayout(config), resolved->num_blocks,
-        static_cast<std::size_t>(config.max_sequences) * resolved->groups.size());
+        static_cast<std::size_t>(config.max_sequences) * resolved->groups.size(),
+        config.memory.caller_memory);
     if (!storage.ok()) return storage.status();
     Result<cache::StepArrays> arrays = cache::StepArrays::Create(device, config, *resolved);
     if (!arrays.ok()) return arrays.status();
@@ -400,6 +401,11 @@ Result<PollReport> KVCache::Poll() {
 StepView KVCache::View(int group) const {
   const bool known = group >= 0 && group < impl_->resolved.footprint.num_groups;
   return known ? impl_->arrays.view(group) : StepView{};
+}
+
+StepHostView KVCache::HostView(int group) const {
+  const bool known = group >= 0 && group < impl_->resolved.footprint.num_groups;
+  return known ? impl_->arrays.host_view(group) : StepHostView{};
 }
 
 Result<LayerView> KVCache::Layer(int layer) const {

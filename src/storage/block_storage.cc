@@ -7,16 +7,21 @@
 namespace lariat::storage {
 
 Result<BlockStorage> BlockStorage::Create(Device device, BlockLayout layout,
-                                          std::int64_t num_blocks, std::size_t max_moves) {
+                                          std::int64_t num_blocks, std::size_t max_moves,
+                                          void* caller_memory) {
   DeviceBuffer pool;
+  void* base = caller_memory;
   if (num_blocks > 0) {
     const auto bytes = static_cast<std::size_t>(layout.bytes_per_block() * num_blocks);
-    Result<DeviceBuffer> allocated = device.Allocate(MemoryKind::kDevice, bytes);
-    if (!allocated.ok()) return allocated.status();
-    pool = *std::move(allocated);
-    if (Status filled = device.Fill(pool.data(), 0, bytes, Stream{}); !filled.ok()) return filled;
+    if (caller_memory == nullptr) {
+      Result<DeviceBuffer> allocated = device.Allocate(MemoryKind::kDevice, bytes);
+      if (!allocated.ok()) return allocated.status();
+      pool = *std::move(allocated);
+      base = pool.data();
+    }
+    if (Status filled = device.Fill(base, 0, bytes, Stream{}); !filled.ok()) return filled;
   }
-  BlockStorage storage(std::move(device), std::move(layout), std::move(pool));
+  BlockStorage storage(std::move(device), std::move(layout), std::move(pool), base);
   storage.copies_.reserve(std::min(max_moves, kMostMoves) * storage.layout_.ranges().size());
   return storage;
 }

@@ -20,13 +20,14 @@ struct BlockMove {
 // for.
 class BlockStorage {
  public:
-  // Allocates and zeroes the pool (nothing for a pool without limit, whose backend has no memory).
-  // max_moves: the most moves of one call.
+  // Allocates the pool (nothing for a pool without limit, whose backend has no memory), or takes
+  // the caller's memory if not null, which is then as large as it has to be; zeroes it. max_moves:
+  // the most moves of one call.
   static Result<BlockStorage> Create(Device device, BlockLayout layout, std::int64_t num_blocks,
-                                     std::size_t max_moves);
+                                     std::size_t max_moves, void* caller_memory = nullptr);
 
   const BlockLayout& layout() const { return layout_; }
-  std::byte* base() const { return static_cast<std::byte*>(pool_.data()); }
+  std::byte* base() const { return base_; }
 
   // Calls `range(first byte, bytes)` for each run of bytes that a block consists of, in the order
   // of a contiguous block.
@@ -48,14 +49,18 @@ class BlockStorage {
                   Stream stream);
 
  private:
-  BlockStorage(Device device, BlockLayout layout, DeviceBuffer pool)
-      : device_(std::move(device)), layout_(std::move(layout)), pool_(std::move(pool)) {}
+  BlockStorage(Device device, BlockLayout layout, DeviceBuffer pool, void* base)
+      : device_(std::move(device)),
+        layout_(std::move(layout)),
+        pool_(std::move(pool)),
+        base_(static_cast<std::byte*>(base)) {}
   // Moves are handed on in lots, so that no list grows with the call.
   static constexpr std::size_t kMostMoves = 256;
 
   Device device_;
   BlockLayout layout_;
-  DeviceBuffer pool_;
+  DeviceBuffer pool_;  // empty where the memory is the caller's
+  std::byte* base_;
   std::vector<BlockCopy> copies_;  // scratch
 };
 
