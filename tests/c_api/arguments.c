@@ -322,7 +322,10 @@ void TestConfig(void) {
   BAD("num_mrope_sections is 5", config.ropes = &rope);
   CHECK(cache == untouched);
 
-  good.order = LARIAT_ORDER_HND;
+  layer = good.layers[0];
+  layer.kind = LARIAT_LAYER_LINEAR;
+  good.layers = &layer;
+  good.num_layers = 1;
   ANSWERS(NULL, LARIAT_UNSUPPORTED, lariat_cache_create(&good, &cache));
   CHECK(cache == untouched);
   /* What is 0 has its default. */
