@@ -183,8 +183,6 @@ TEST_CASE("Calls that are not built answer so and change nothing", "[cache]") {
   CaseCache c(4, 8);
   const SequenceId id = c.Start(CaseCache::Range(0, 5));
   const std::string before = c->Snapshot();
-  CHECK(c->Release().code() == Code::kUnsupported);
-  CHECK(c->Reacquire().code() == Code::kUnsupported);
   CHECK(c->Fetch(id).status().code() == Code::kUnsupported);
   CHECK(c->Suspend(id).status().code() == Code::kUnsupported);
   CHECK(c->Resume(id).status().code() == Code::kUnsupported);
@@ -192,8 +190,7 @@ TEST_CASE("Calls that are not built answer so and change nothing", "[cache]") {
   CHECK(c->ReadRows(id, 0, 0, 1, row, row).code() == Code::kUnsupported);  // null backend
   CHECK(c->Snapshot() == before);
   CHECK(KVCache::Supports(c->config(), Feature::kTokenReuse).ok());
-  for (const Feature feature :
-       {Feature::kTransfers, Feature::kReleaseReacquire, Feature::kCheckSlots}) {
+  for (const Feature feature : {Feature::kTransfers, Feature::kCheckSlots}) {
     CHECK(KVCache::Supports(c->config(), feature).code() == Code::kUnsupported);
   }
   const StepView view = c->View();

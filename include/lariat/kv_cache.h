@@ -447,8 +447,15 @@ class KVCache {
   // Errors: kInvalidArgument (below -1), kNotReady (a plan is not prepared yet).
   Status SetQuota(std::string_view salt, std::int64_t max_idle_blocks);
 
-  // Gives the pools back to the device and takes them again. kUnsupported for now.
+  // Gives the pool's memory back to the device, for another use of it. Waits for the device work of
+  // steps that ended, and drops everything cached, in host memory too, as Clear does; the rest of
+  // the cache stays. MemoryConfig::caller_memory is the caller's again, until Reacquire. Until then
+  // Open and Plan answer kNotReady, and LayerView's addresses are null. To release again is Ok.
+  // Errors: kNotReady (sequences are open, a step is live or planned, a transfer not accepted).
   Status Release();
+  // Takes the pool again, empty and zeroed; it may lie elsewhere: LayerView, tensors and captured
+  // graphs of before are of no use any more. Of a pool that is there: Ok.
+  // Errors: kResourceExhausted (ask again later), kDeviceError.
   Status Reacquire();
   // Transfers between the device and the host tier. They run on streams of the cache's own, beside
   // the steps. A sequence that a Fetch or Resume was started for is in transit until that transfer

@@ -49,6 +49,7 @@ Result<StepRecord*> KVCache::Impl::AcquireRecord() {
 
 Result<std::uint64_t> KVCache::Impl::Plan(std::span<const StepItem> items, const StepShape& shape,
                                           PlanFailure* failure) {
+  if (Status s = CheckAcquired(); !s.ok()) return s;
   // Where memory was lacking before. Starts the copies that this decided on: the plan's fence is to
   // know them.
   if (DiscardAbandoned()) Publish();

@@ -9,21 +9,31 @@ namespace lariat::storage {
 Result<BlockStorage> BlockStorage::Create(Device device, BlockLayout layout,
                                           std::int64_t num_blocks, std::size_t max_moves,
                                           void* caller_memory) {
-  DeviceBuffer pool;
-  void* base = caller_memory;
-  if (num_blocks > 0) {
-    const auto bytes = static_cast<std::size_t>(layout.bytes_per_block() * num_blocks);
-    if (caller_memory == nullptr) {
-      Result<DeviceBuffer> allocated = device.Allocate(MemoryKind::kDevice, bytes);
-      if (!allocated.ok()) return allocated.status();
-      pool = *std::move(allocated);
-      base = pool.data();
-    }
-    if (Status filled = device.Fill(base, 0, bytes, Stream{}); !filled.ok()) return filled;
-  }
-  BlockStorage storage(std::move(device), std::move(layout), std::move(pool), base);
+  BlockStorage storage(std::move(device), std::move(layout), num_blocks, caller_memory);
+  if (Status s = storage.Acquire(); !s.ok()) return s;
   storage.copies_.reserve(std::min(max_moves, kMostMoves) * storage.layout_.ranges().size());
   return storage;
+}
+
+Status BlockStorage::Acquire() {
+  if (bytes_ == 0) return {};
+  DeviceBuffer pool;
+  void* base = caller_memory_;
+  if (base == nullptr) {
+    Result<DeviceBuffer> allocated = device_.Allocate(MemoryKind::kDevice, bytes_);
+    if (!allocated.ok()) return allocated.status();
+    pool = *std::move(allocated);
+    base = pool.data();
+  }
+  if (Status filled = device_.Fill(base, 0, bytes_, Stream{}); !filled.ok()) return filled;
+  pool_ = std::move(pool);
+  base_ = static_cast<std::byte*>(base);
+  return {};
+}
+
+void BlockStorage::Release() {
+  pool_ = {};
+  base_ = nullptr;
 }
 
 Status BlockStorage::Move(std::span<const BlockMove> moves, Stream stream) {

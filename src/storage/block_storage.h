@@ -29,6 +29,11 @@ class BlockStorage {
   const BlockLayout& layout() const { return layout_; }
   std::byte* base() const { return base_; }
 
+  // Frees the pool (the caller's memory: lets go of it), and takes and zeroes it again. In between
+  // base() is null. REQUIRES: no device work uses it.
+  void Release();
+  Status Acquire();
+
   // Calls `range(first byte, bytes)` for each run of bytes that a block consists of, in the order
   // of a contiguous block.
   template <class Range>
@@ -49,18 +54,20 @@ class BlockStorage {
                   Stream stream);
 
  private:
-  BlockStorage(Device device, BlockLayout layout, DeviceBuffer pool, void* base)
+  BlockStorage(Device device, BlockLayout layout, std::int64_t num_blocks, void* caller_memory)
       : device_(std::move(device)),
         layout_(std::move(layout)),
-        pool_(std::move(pool)),
-        base_(static_cast<std::byte*>(base)) {}
+        bytes_(static_cast<std::size_t>(layout_.bytes_per_block() * num_blocks)),
+        caller_memory_(caller_memory) {}
   // Moves are handed on in lots, so that no list grows with the call.
   static constexpr std::size_t kMostMoves = 256;
 
   Device device_;
   BlockLayout layout_;
+  std::size_t bytes_;  // of the pool; 0 when unlimited
+  void* caller_memory_;
   DeviceBuffer pool_;  // empty where the memory is the caller's
-  std::byte* base_;
+  std::byte* base_ = nullptr;
   std::vector<BlockCopy> copies_;  // scratch
 };
 
