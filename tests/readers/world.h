@@ -218,7 +218,9 @@ class World {
       const Numbers queries(q);
       const Numbers out(std::vector<std::uint16_t>(
           static_cast<std::size_t>(rows * shape_.q_heads * shape_.v_dim), 0x7FFF));  // NaN
-      Call call{shape_, Must(cache_.Layer(kLayer))};
+      Call call;
+      call.shape = shape_;
+      call.layer = Must(cache_.Layer(kLayer));
       call.step = cache_.View(call.layer.group);
       call.host = cache_.HostView(call.layer.group);
       call.sequences = step.padded_sequences();
