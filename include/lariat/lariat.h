@@ -174,6 +174,10 @@ typedef struct lariat_cache_config {
   int32_t host_write;            /* LARIAT_WRITE_... */
   int32_t host_write_after_hits; /* 0: 2 */
   int64_t host_clean_blocks;
+  int32_t reader_arrays; /* 1: lariat_step_view from kv_indptr on, and lariat_cache_host_view */
+  int32_t reserved;      /* 0 */
+  void* caller_memory;   /* the pool's, if not null; it outlives the cache and all its tensors */
+  int64_t caller_bytes;
 } lariat_cache_config;
 
 /* --- The cache ---------------------------------------------------------------------------- */
@@ -603,7 +607,27 @@ typedef struct lariat_step_view {
   const int32_t* seqused_k;
   const int32_t* block_table;
   int64_t block_table_stride;
+  /* With reader_arrays, else null. */
+  const int32_t* kv_indptr;
+  const int32_t* kv_indices;
+  const int32_t* kv_start;
+  const int32_t* last_page_len;
+  const int32_t* batch_indices;
 } lariat_step_view;
+
+/* The same in host memory, valid until the next lariat_step_prepare. All null without
+ * reader_arrays, before the first step, and on the null backend. */
+typedef struct lariat_host_view {
+  uint32_t struct_size;
+  int32_t num_sequences;     /* padded: n */
+  const int32_t* cu_seqlens; /* [n + 1] */
+  const int32_t* seqused_k;  /* [n], so the last two */
+  const int32_t* kv_indptr;  /* [n + 1] */
+  const int32_t* kv_start;
+  const int32_t* last_page_len;
+  int32_t max_seqlen_q;
+  int32_t max_seqlen_k;
+} lariat_host_view;
 
 /* lariat::LayerView. */
 typedef struct lariat_layer_view {
@@ -632,6 +656,8 @@ typedef struct lariat_layer_view {
 } lariat_layer_view;
 
 /* Slots and block table are those of a group; all groups share the rest. */
+LARIAT_API lariat_code lariat_cache_host_view(lariat_cache* cache, int32_t group,
+                                              lariat_host_view* view);
 LARIAT_API lariat_code lariat_cache_view(lariat_cache* cache, int32_t group,
                                          lariat_step_view* view);
 LARIAT_API lariat_code lariat_cache_layer(lariat_cache* cache, int32_t layer,

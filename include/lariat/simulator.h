@@ -38,6 +38,8 @@ struct SimulatorConfig {
   DType dtype = DType::kBF16;
   MemoryConfig memory;
   int block_size = 16;
+  Layout layout = Layout::kBlockMajor;
+  Order order = Order::kNHD;
   Reuse reuse = Reuse::kBlock;  // of traces with token identity
   HostTier host;                // a second tier in host memory
   // On cpu and null: copies between the tiers complete only when somebody waits for them, in an

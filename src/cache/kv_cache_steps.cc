@@ -49,6 +49,7 @@ Result<StepRecord*> KVCache::Impl::AcquireRecord() {
 
 Result<std::uint64_t> KVCache::Impl::Plan(std::span<const StepItem> items, const StepShape& shape,
                                           PlanFailure* failure) {
+  if (Status s = CheckAcquired(); !s.ok()) return s;
   // Where memory was lacking before. Starts the copies that this decided on: the plan's fence is to
   // know them.
   if (DiscardAbandoned()) Publish();
@@ -147,10 +148,10 @@ AppendRopeParams KVCache::Impl::AppendParams(int layer, const AppendInputs& inpu
   params.block_size = config.block_size;
   params.k_block_stride = planes.k.block_stride / element;
   params.v_block_stride = planes.v.block_stride / element;
-  params.k_row_stride = planes.k.row_bytes / element;
-  params.v_row_stride = planes.v.row_bytes / element;
-  params.k_cache_head_stride = spec.k_dim;
-  params.v_cache_head_stride = spec.v_dim;
+  params.k_row_stride = planes.k.row_stride / element;
+  params.v_row_stride = planes.v.row_stride / element;
+  params.k_cache_head_stride = planes.k.head_stride / element;
+  params.v_cache_head_stride = planes.v.head_stride / element;
   params.fault_indirect = arrays.fault_word();
   params.dependent_launch = inputs.dependent_launch;
   return params;
