@@ -18,6 +18,8 @@ lariat_test(cache_windows_test SOURCES cache_windows_test.cc cache_windows_rows_
 lariat_test(cache_cases_test SOURCES cache_cases_test.cc cache_cases_alloc_test.cc
             cases_graph_test.cc cases_windows_test.cc)
 lariat_test(cache_token_reuse_test SOURCES cache_token_reuse_test.cc cache_keep_test.cc)
+lariat_test(cache_events_test LOOPS SOURCES cache_events_test.cc cache_events_random_test.cc
+            support/count_new.cc)
 lariat_test(cache_evict_test SOURCES cache_evict_test.cc evictor_test.cc)
 lariat_test(cost_model_test SOURCES cost_model_test.cc SESSION)
 lariat_test(synthetic_kv_test LOOPS SOURCES synthetic_kv_test.cc synthetic_latents_test.cc SESSION)
@@ -43,7 +45,7 @@ lariat_test(session_windows_test SOURCES session_windows_test.cc SESSION)
 lariat_test(cache_discard_test SOURCES cache_discard_test.cc)
 lariat_test(shared_trace_test LOOPS SOURCES shared_trace_test.cc SESSION TIMEOUT 600)
 if(TARGET lariat_tool)
-  lariat_test(simulate_command_test SOURCES simulate_command_test.cc SESSION)
+  lariat_test(simulate_command_test SOURCES simulate_command_test.cc simulate_timeline_test.cc SESSION)
   target_compile_definitions(simulate_command_test PRIVATE LARIAT_COMMAND="$<TARGET_FILE:lariat_tool>")
   add_dependencies(simulate_command_test lariat_tool)
   lariat_test(usage_command_test SOURCES usage_command_test.cc SESSION)

@@ -106,6 +106,10 @@ std::string BlockManager::Snapshot() const {
     for (const StepRelease& release : step->releases) out << ' ' << release.block;
     out << '\n';
   }
+  if (events_.on()) {
+    out << "events " << events_.last_number() << " waiting " << events_.waiting() << " lost "
+        << events_.lost() << '\n';
+  }
   out << "plan " << (plan_ == nullptr ? 0 : plan_->id) << " next " << next_step_ << '\n';
   return out.str();
 }
@@ -122,6 +126,28 @@ Result<std::int64_t> BlockManager::BlockHashes(SequenceId id, std::span<BlockHas
     hashes[i] = hash;
   }
   return count;
+}
+
+// cursor: twice the next node, and one more where it is the turn of its place
+Result<std::int64_t> BlockManager::ListBlocks(std::int64_t& cursor,
+                                              std::span<KVEvent> events) const {
+  if (!events_.on()) {
+    return Unsupported("max_events 0: the cache names no blocks; allowed are 1 and more");
+  }
+  const std::int64_t end = 2 * static_cast<std::int64_t>(index_.end());
+  if (cursor < 0) {
+    return InvalidArgument("cursor " + std::to_string(cursor) +
+                           ": allowed are 0 and what a call has set it to");
+  }
+  std::size_t count = 0;
+  for (; cursor < end && count < events.size(); ++cursor) {
+    const auto node = static_cast<NodeId>(cursor / 2);
+    const Tier tier = cursor % 2 == 0 ? Tier::kDevice : Tier::kHost;
+    const bool cached =
+        tier == Tier::kDevice ? index_.block(node) != kNoBlock : index_.host(node) != kNoHost;
+    if (index_.used(node) && cached) events[count++] = index_.Describe(node, tier);
+  }
+  return static_cast<std::int64_t>(count);
 }
 
 }  // namespace lariat::blocks
