@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <set>
 #include <sstream>
 #include <string>
@@ -37,6 +38,7 @@ class EventMirror {
   // Begins anew with what is cached now.
   void List(const KVCache& cache) {
     held_.clear();
+    below_.clear();
     std::int64_t cursor = 0;
     while (true) {
       const Result<std::int64_t> count = cache.ListBlocks(cursor, buffer_);
@@ -45,6 +47,7 @@ class EventMirror {
         CheckName(event);
         if (event.kind != KVEventKind::kStored) Wrong("a listed block is not stored");
         if (!held_.insert({event.hash, event.tier}).second) Wrong("a block is listed twice");
+        if (event.tier == Tier::kDevice) ++below_[event.parent];
         last_ = event.number;
       }
       if (*count < std::ssize(buffer_)) break;
@@ -86,11 +89,16 @@ class EventMirror {
     const auto tier = static_cast<int>(event.tier);
     if (event.kind == KVEventKind::kCleared) {
       held_.clear();
+      below_.clear();
       sound_ = true;  // whatever was missed
       ++cleared_;
     } else if (event.kind == KVEventKind::kRemoved) {
       if (!event.tokens.empty()) Wrong("a removed block with tokens");
       if (held_.erase({event.hash, event.tier}) == 0 && sound_) Wrong("removed without being held");
+      if (event.tier == Tier::kDevice && sound_) {
+        if (below_[event.hash] != 0) Wrong("removed before what is below it");
+        --below_[event.parent];
+      }
       ++removed_[tier];
     } else {
       CheckName(event);
@@ -99,6 +107,7 @@ class EventMirror {
                          (event.tier == Tier::kHost && Holds(event.parent, Tier::kHost));
       if (!above && sound_) Wrong("stored below what is not cached");
       if (!held_.insert({event.hash, event.tier}).second && sound_) Wrong("stored twice");
+      if (event.tier == Tier::kDevice) ++below_[event.parent];
       ++stored_[tier];
     }
   }
@@ -106,6 +115,7 @@ class EventMirror {
   const std::int64_t block_size_;
   std::vector<KVEvent> buffer_;
   Held held_;
+  std::map<BlockHash, std::int64_t> below_;  // blocks on the device that follow this one
   bool sound_ = true;
   std::uint64_t last_ = 0;
   std::int64_t missed_ = 0, cleared_ = 0;
