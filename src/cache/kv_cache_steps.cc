@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <exception>
 
-#include "base/device_range.h"
+#include "backend/device_range.h"
 #include "cache/kv_cache_impl.h"
 
 namespace lariat {

@@ -2,7 +2,7 @@
 // The host tier: what the block manager decides to copy, put on the tier's streams.
 #include <utility>
 
-#include "base/device_range.h"
+#include "backend/device_range.h"
 #include "cache/kv_cache_impl.h"
 
 namespace lariat {

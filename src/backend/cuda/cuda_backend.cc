@@ -5,8 +5,8 @@
 #include "backend/cuda/error.h"
 #include "backend/cuda/ops.h"
 #include "backend/cuda/products.h"
+#include "backend/device_range.h"
 #include "backend/scratch_pool.h"
-#include "base/device_range.h"
 #include "base/guarded.h"
 
 namespace lariat::cuda {
