@@ -249,6 +249,18 @@ TEST_CASE("A device fault and a failed copy are told as removals", "[cache]") {
   }
 }
 
+TEST_CASE("A cache that grows tells its events", "[cache]") {
+  CacheConfig config = Config(2, 0, 8192);
+  config.memory = {.unlimited = true};
+  config.max_sequences = 64;
+  CaseCache c(config);
+  EventMirror mirror(2);
+  for (TokenId i = 0; i < 60; ++i) c.Start(Range(1000 * i, 200));
+  CheckMirror(mirror, c.cache());
+  CHECK(mirror.held().size() == 6000);
+  CHECK(mirror.missed() == 0);
+}
+
 TEST_CASE("Without max_events there is nothing to drain or list", "[cache]") {
   CaseCache c(Config(4, 8, 0));
   c.Start(Range(0, 9));
