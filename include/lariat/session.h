@@ -178,8 +178,8 @@ class SessionObserver {
   // KVCache::ReadRows, BlockTable and GetExtent are legal. Not called where a request is cancelled.
   // An error ends the session.
   virtual Status OnSequenceEnd(const SequenceEnd&) { return Status::Ok(); }
-  // A request enters a phase, at now_s of the session's clock: kQueued first (at its arrival), then
-  // kPrefill when it is admitted. Refused ones enter none.
+  // A request enters a phase, at now_s of the session's clock: kQueued first, at its arrival; when
+  // it is admitted kPrefill, or kDecode where a preemption lost nothing. Refused ones enter none.
   virtual void OnPhase(RequestId, std::uint64_t /*tag*/, RequestPhase, double /*now_s*/) {}
   // Blocks are copied between the tiers from begin_s to end_s of the session's clock; as long as
   // Executor::TransferSeconds says, behind those before them on the same way.

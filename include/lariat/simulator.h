@@ -39,7 +39,7 @@ struct SimulatedStep {
 };
 
 // What happens in a simulation, told as it happens. Times are on its clock, which is not the
-// machine's; tags are indices in the trace.
+// machine's; requests are told by their index in the trace, as RequestResult::tag is.
 class SimulationObserver {
  public:
   virtual ~SimulationObserver() = default;
