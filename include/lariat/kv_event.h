@@ -20,11 +20,14 @@ enum class KVEventKind : std::uint8_t {
 // Where a block is. A text may be cached in both tiers, each with events of its own.
 enum class Tier : std::uint8_t { kDevice, kHost };
 
-// One change of the index. Who begins with nothing and applies each event to a set of (hash, tier)
-// holds what the index holds.
+// One change of the index. Who begins with nothing and applies each event to a set of (hash, tier,
+// group) holds what the index holds.
 struct KVEvent {
   KVEventKind kind = KVEventKind::kStored;
   Tier tier = Tier::kDevice;  // not of kCleared
+  // Of layers, whose block it is (LayerView::group). 0 holds all tokens of a text; of the others,
+  // those of windows, there may be a block beside it or none.
+  int group = 0;
   // Counts up from 1 by 1 within a cache. A number that is left out was lost: the log was full.
   std::uint64_t number = 0;
   // The block's name and that of the block before it, or HashRoot (first_token 0): salt, adapter

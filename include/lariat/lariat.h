@@ -393,7 +393,9 @@ typedef struct lariat_event {
   uint32_t struct_size;
   int32_t kind; /* LARIAT_EVENT_... */
   int32_t tier; /* LARIAT_TIER_... */
+  int32_t group;
   int32_t num_tokens;
+  int32_t reserved;
   uint64_t number; /* counts up by 1; what is left out was lost */
   int64_t first_token;
   const int32_t* tokens; /* [num_tokens]; valid until the next call that changes the cache */

@@ -398,8 +398,11 @@ class BlockManager {
     return side < 0 ? index_.host(node) : sides_.host(node, static_cast<std::size_t>(side));
   }
   void SetHost(NodeId node, int side, HostId host) {
-    side < 0 ? index_.SetHost(node, host)
-             : sides_.SetHost(node, static_cast<std::size_t>(side), host);
+    if (side < 0) return index_.SetHost(node, host);
+    const auto s = static_cast<std::size_t>(side);
+    const bool had = sides_.host(node, s) != kNoHost, has = host != kNoHost;
+    sides_.SetHost(node, s, host);
+    if (had != has) index_.NoteSide(node, s, Tier::kHost, has);
   }
   // Of a place with a node.
   HostPool::List ListOf(HostId host) const {

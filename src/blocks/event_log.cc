@@ -37,9 +37,10 @@ std::size_t EventLog::Push(KVEventKind kind, Tier tier) {
   return place;
 }
 
-std::size_t EventLog::Push(KVEventKind kind, Tier tier, std::int32_t node,
+std::size_t EventLog::Push(KVEventKind kind, Tier tier, std::int32_t group, std::int32_t node,
                            const BlockName& parent) {
   const std::size_t place = Push(kind, tier);
+  ring_[place].group = group;
   ring_[place].first_token = parent.end;
   ring_[place].hash = name(node).hash;
   ring_[place].parent = parent.hash;
@@ -47,16 +48,16 @@ std::size_t EventLog::Push(KVEventKind kind, Tier tier, std::int32_t node,
 }
 
 void EventLog::Stored(std::int32_t node, const BlockName& parent, std::span<const TokenId> tokens,
-                      Tier tier) {
+                      Tier tier, std::int32_t group) {
   if (quiet_) return;
-  const std::size_t place = Push(KVEventKind::kStored, tier, node, parent);
+  const std::size_t place = Push(KVEventKind::kStored, tier, group, node, parent);
   ring_[place].num_tokens = static_cast<std::int32_t>(tokens.size());
   std::copy(tokens.begin(), tokens.end(),
             tokens_.begin() + static_cast<std::ptrdiff_t>(place * block_size_));
 }
 
-void EventLog::Removed(std::int32_t node, const BlockName& parent, Tier tier) {
-  if (!quiet_) Push(KVEventKind::kRemoved, tier, node, parent);
+void EventLog::Removed(std::int32_t node, const BlockName& parent, Tier tier, std::int32_t group) {
+  if (!quiet_) Push(KVEventKind::kRemoved, tier, group, node, parent);
 }
 
 std::int64_t EventLog::Drain(std::span<KVEvent> events) {
@@ -65,6 +66,7 @@ std::int64_t EventLog::Drain(std::span<KVEvent> events) {
     const Record& record = ring_[first_];
     events[i] = {.kind = record.kind,
                  .tier = record.tier,
+                 .group = record.group,
                  .number = number_ - count_ + 1,
                  .hash = record.hash,
                  .parent = record.parent,

@@ -36,9 +36,10 @@ class EventLog {
   void Name(std::int32_t node, const BlockName& parent, std::span<const TokenId> tokens);
   const BlockName& name(std::int32_t node) const { return names_[static_cast<std::size_t>(node)]; }
 
+  // group: of layers, as KVEvent::group
   void Stored(std::int32_t node, const BlockName& parent, std::span<const TokenId> tokens,
-              Tier tier);
-  void Removed(std::int32_t node, const BlockName& parent, Tier tier);
+              Tier tier, std::int32_t group);
+  void Removed(std::int32_t node, const BlockName& parent, Tier tier, std::int32_t group);
 
   // Everything goes: one event, whatever else is said while this lives.
   class Clearing {
@@ -69,6 +70,7 @@ class EventLog {
   struct Record {
     KVEventKind kind = KVEventKind::kStored;
     Tier tier = Tier::kDevice;
+    std::int32_t group = 0;
     std::int32_t num_tokens = 0;
     std::int64_t first_token = 0;
     BlockHash hash;
@@ -78,7 +80,8 @@ class EventLog {
     return place < ring_.size() ? place : place - ring_.size();
   }
   std::size_t Push(KVEventKind kind, Tier tier);
-  std::size_t Push(KVEventKind kind, Tier tier, std::int32_t node, const BlockName& parent);
+  std::size_t Push(KVEventKind kind, Tier tier, std::int32_t group, std::int32_t node,
+                   const BlockName& parent);
 
   const std::size_t block_size_;
   std::vector<Record> ring_;

@@ -251,11 +251,13 @@ void PrefixIndex::TakeBlock(NodeId id) {
 
 // --- The log, where there is one --------------------------------------------------------------
 
-void PrefixIndex::LogStored(NodeId id, Tier tier) {
-  log_->Stored(id, NameOf(parent(id)), tokens(id), tier);
+void PrefixIndex::LogStored(NodeId id, Tier tier, std::int32_t group) {
+  log_->Stored(id, NameOf(parent(id)), tokens(id), tier, group);
 }
 
-void PrefixIndex::LogRemoved(NodeId id, Tier tier) { log_->Removed(id, NameOf(parent(id)), tier); }
+void PrefixIndex::LogRemoved(NodeId id, Tier tier, std::int32_t group) {
+  log_->Removed(id, NameOf(parent(id)), tier, group);
+}
 
 // The node's place is about to become `next`.
 void PrefixIndex::LogHost(NodeId id, HostId next) {

@@ -151,10 +151,17 @@ class PrefixIndex {
   std::int64_t size() const { return size_; }         // nodes with a block
   std::size_t capacity() const { return capacity_; }  // blocks
   NodeId end() const { return static_cast<NodeId>(nodes_.size()); }
-  // The node in one of its tiers, as an event says it. REQUIRES: there is a log.
-  KVEvent Describe(NodeId node, Tier tier) const {
+  // Tells the log of a block that the index does not see: another group's, beside the node's.
+  void NoteSide(NodeId node, std::size_t side, Tier tier, bool stored) {
+    if (log_ == nullptr) return;
+    const auto group = static_cast<std::int32_t>(side) + 1;
+    stored ? LogStored(node, tier, group) : LogRemoved(node, tier, group);
+  }
+  // A node's block of a tier and group, as an event says it. REQUIRES: there is a log.
+  KVEvent Describe(NodeId node, Tier tier, std::int32_t group) const {
     const BlockName above = NameOf(parent(node));
     return {.tier = tier,
+            .group = group,
             .number = log_->last_number(),
             .hash = log_->name(node).hash,
             .parent = above.hash,
@@ -223,8 +230,8 @@ class PrefixIndex {
   BlockName NameOf(std::int32_t parent) const {
     return parent < 0 ? BlockName{root(parent).hash} : log_->name(parent);
   }
-  void LogStored(NodeId node, Tier tier);
-  void LogRemoved(NodeId node, Tier tier);
+  void LogStored(NodeId node, Tier tier, std::int32_t group = 0);
+  void LogRemoved(NodeId node, Tier tier, std::int32_t group = 0);
   void LogHost(NodeId node, HostId host);
 
   const std::size_t block_size_;

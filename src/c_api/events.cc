@@ -20,6 +20,7 @@ lariat_event ToC(const KVEvent& from) {
   lariat_event to = {};
   to.kind = static_cast<std::int32_t>(from.kind);
   to.tier = static_cast<std::int32_t>(from.tier);
+  to.group = from.group;
   to.num_tokens = static_cast<std::int32_t>(from.tokens.size());
   to.number = from.number;
   to.first_token = from.first_token;

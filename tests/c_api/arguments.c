@@ -19,7 +19,7 @@ _Static_assert(sizeof(lariat_retention) == 32, "lariat_retention");
 _Static_assert(sizeof(lariat_open_options) == 72, "lariat_open_options");
 _Static_assert(sizeof(lariat_prefix_match) == 40, "lariat_prefix_match");
 _Static_assert(sizeof(lariat_extent) == 40, "lariat_extent");
-_Static_assert(sizeof(lariat_event) == 72, "lariat_event");
+_Static_assert(sizeof(lariat_event) == 80, "lariat_event");
 _Static_assert(sizeof(lariat_step_item) == 40, "lariat_step_item");
 _Static_assert(sizeof(lariat_step_shape) == 16, "lariat_step_shape");
 _Static_assert(sizeof(lariat_plan_failure) == 56, "lariat_plan_failure");

@@ -29,7 +29,8 @@ static void CheckDrained(lariat_cache* cache, const lariat_open_options* options
   for (int i = 0; i < 2; ++i) {
     const lariat_event* event = &events[i];
     CHECK(event->struct_size == sizeof *event && event->kind == LARIAT_EVENT_STORED);
-    CHECK(event->tier == LARIAT_TIER_DEVICE && event->number == (uint64_t)i + 1);
+    CHECK(event->tier == LARIAT_TIER_DEVICE && event->group == 0);
+    CHECK(event->number == (uint64_t)i + 1);
     CHECK(event->first_token == i * kBlock && event->num_tokens == kBlock);
     CHECK(memcmp(event->tokens, kPrompt + i * kBlock, kBlock * sizeof(int32_t)) == 0);
     OK(NULL, lariat_hash_block(parent, kPrompt + i * kBlock, kBlock, hash));
