@@ -17,15 +17,12 @@ namespace lariat::c_api {
 // A struct that grows gets a specialisation with its old size.
 template <class T>
 inline constexpr std::uint32_t kFirstSize = sizeof(T);
-// Structs that have grown.
 template <>
-inline constexpr std::uint32_t kFirstSize<lariat_cache_config> = offsetof(lariat_cache_config,
-                                                                          max_events);
+inline constexpr std::uint32_t kFirstSize<lariat_cache_config> = 152;
 template <>
-inline constexpr std::uint32_t kFirstSize<lariat_footprint> = offsetof(lariat_footprint,
-                                                                       event_log_bytes);
+inline constexpr std::uint32_t kFirstSize<lariat_footprint> = 88;
 template <>
-inline constexpr std::uint32_t kFirstSize<lariat_stats> = offsetof(lariat_stats, events);
+inline constexpr std::uint32_t kFirstSize<lariat_stats> = 200;
 
 // The name of an argument, or of an element of one that is an array.
 struct Name {

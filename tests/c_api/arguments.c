@@ -3,15 +3,15 @@
 #include "c_api/check.h"
 #include "lariat/dlpack.h"
 
-/* The sizes of version 1; of structs that have grown, what was there first. A struct that grows
+/* The sizes of version 1; of structs that have grown, where their last field was. A struct that grows
  * keeps its old size as the least one that is taken (kFirstSize in src/c_api/structs.h); one that
  * shrinks or moves a field is another version. */
 _Static_assert(LARIAT_ABI_VERSION == 1, "the sizes below are those of version 1");
 _Static_assert(sizeof(lariat_layer) == 28, "lariat_layer");
 _Static_assert(sizeof(lariat_rope) == 152, "lariat_rope");
-_Static_assert(offsetof(lariat_cache_config, max_events) == 152, "lariat_cache_config");
-_Static_assert(offsetof(lariat_footprint, event_log_bytes) == 88, "lariat_footprint");
-_Static_assert(offsetof(lariat_stats, events) == 200, "lariat_stats");
+_Static_assert(offsetof(lariat_cache_config, host_clean_blocks) == 144, "lariat_cache_config");
+_Static_assert(offsetof(lariat_footprint, padding_bytes) == 80, "lariat_footprint");
+_Static_assert(offsetof(lariat_stats, host_evicted) == 192, "lariat_stats");
 _Static_assert(sizeof(lariat_poll_report) == 20, "lariat_poll_report");
 _Static_assert(sizeof(lariat_fault) == 32, "lariat_fault");
 _Static_assert(sizeof(lariat_transfer_report) == 16, "lariat_transfer_report");
