@@ -3,9 +3,9 @@
 #include "c_api/check.h"
 #include "lariat/dlpack.h"
 
-/* The sizes of version 1; of structs that have grown, where their last field was. A struct that grows
- * keeps its old size as the least one that is taken (kFirstSize in src/c_api/structs.h); one that
- * shrinks or moves a field is another version. */
+/* The sizes of version 1; of structs that have grown, where their last field was. A struct that
+ * grows keeps its old size as the least one that is taken (kFirstSize in src/c_api/structs.h); one
+ * that shrinks or moves a field is another version. */
 _Static_assert(LARIAT_ABI_VERSION == 1, "the sizes below are those of version 1");
 _Static_assert(sizeof(lariat_layer) == 28, "lariat_layer");
 _Static_assert(sizeof(lariat_rope) == 152, "lariat_rope");
