@@ -118,7 +118,10 @@ struct CacheConfig {
   // --- how it is used ---
   Reuse reuse = Reuse::kBlock;
   EvictionPolicy eviction = EvictionPolicy::kLru;
-  std::int64_t max_pinned_blocks = 0;        // that Pin may hold at once, >= 0
+  std::int64_t max_pinned_blocks = 0;  // that Pin may hold at once, >= 0
+  // Changes of the index that wait for KVCache::DrainEvents at most, 0..2^24; 0: there are none,
+  // and they cost nothing.
+  std::int64_t max_events = 0;
   int max_steps_in_flight = 2;               // 1..16
   int max_sequences = 256;                   // open at once, >= 1
   std::int64_t max_tokens_per_sequence = 0;  // required; sizes RoPE and block tables
@@ -146,6 +149,8 @@ struct MemoryFootprint {
   std::int64_t pinned_host_bytes = 0;  // staging ring, fault records and the host tier
   std::int64_t num_host_blocks = 0;
   std::int64_t host_tier_bytes = 0;  // of pinned_host_bytes
+  // Host memory of max_events, with the names of the blocks that there are room for.
+  std::int64_t event_log_bytes = 0;
 };
 
 // What KVCache::Supports is asked for.

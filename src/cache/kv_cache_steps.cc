@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 
+#include "backend/device_range.h"
 #include "cache/kv_cache_impl.h"
 
 namespace lariat {
@@ -83,6 +84,7 @@ Status KVCache::Impl::Prepare(std::uint64_t id, Stream stream) {
   if (plan.fence != 0 && tier != nullptr) {
     if (Status s = tier->WaitForBatch(stream, plan.fence); !s.ok()) return s;
   }
+  const DeviceRange range("Prepare");
   const int slot = SlotOf(*record);
   if (FaultRecord* fault = arrays.fault_record(slot)) *fault = {};
   moves.clear();
@@ -209,6 +211,7 @@ Status KVCache::Impl::Append(std::uint64_t id, int layer, const AppendInputs& in
   if (!plan.ok()) return plan.status();
   if (Status s = CheckQuery(inputs.q, inputs.q_heads); !s.ok()) return s;
   if (!device.backend().has_memory()) return {};
+  const DeviceRange range("Append");
   return AppendRope(device, AppendParams(layer, inputs, (*plan)->padded_tokens), stream);
 }
 
