@@ -174,6 +174,11 @@ typedef struct lariat_cache_config {
   int32_t host_write;            /* LARIAT_WRITE_... */
   int32_t host_write_after_hits; /* 0: 2 */
   int64_t host_clean_blocks;
+  int32_t reader_arrays; /* 1: lariat_step_view from kv_indptr on, and lariat_cache_host_view */
+  int32_t reserved;      /* 0 */
+  void* caller_memory;   /* the pool's, if not null; it outlives the cache and all its tensors */
+  int64_t caller_bytes;
+  int64_t max_events; /* for lariat_cache_drain_events; 0: there are none */
 } lariat_cache_config;
 
 /* --- The cache ---------------------------------------------------------------------------- */
@@ -200,6 +205,7 @@ typedef struct lariat_footprint {
   int64_t num_host_blocks;
   int64_t host_tier_bytes;
   int64_t padding_bytes;
+  int64_t event_log_bytes;
 } lariat_footprint;
 
 /* What a cache would take. Allocates nothing on the device. */
@@ -235,6 +241,8 @@ typedef struct lariat_stats {
   int64_t offloaded_blocks;
   int64_t onboarded_blocks;
   int64_t host_evicted;
+  int64_t events;
+  int64_t lost_events;
 } lariat_stats;
 
 /* From any thread, until lariat_cache_destroy begins. */
@@ -389,6 +397,42 @@ LARIAT_API lariat_code lariat_cache_remove_salt(lariat_cache* cache, const void*
 LARIAT_API lariat_code lariat_cache_expire(lariat_cache* cache, int64_t now_ms);
 LARIAT_API lariat_code lariat_cache_set_quota(lariat_cache* cache, const void* salt,
                                               size_t salt_size, int64_t max_idle_blocks);
+
+/* --- Events of the index: lariat/kv_event.h, docs/events.md ------------------------------- */
+
+enum { LARIAT_EVENT_STORED = 0, LARIAT_EVENT_REMOVED = 1, LARIAT_EVENT_CLEARED = 2 };
+enum { LARIAT_TIER_DEVICE = 0, LARIAT_TIER_HOST = 1 };
+/* Bytes of a block's name (lariat/block_hash.h). */
+enum { LARIAT_HASH_SIZE = 16 };
+
+typedef struct lariat_event {
+  uint32_t struct_size;
+  int32_t kind; /* LARIAT_EVENT_... */
+  int32_t tier; /* LARIAT_TIER_... */
+  int32_t group;
+  int32_t num_tokens;
+  int32_t reserved;
+  uint64_t number; /* counts up by 1; what is left out was lost */
+  int64_t first_token;
+  const int32_t* tokens; /* [num_tokens]; valid until the next call that changes the cache */
+  uint8_t hash[LARIAT_HASH_SIZE];
+  uint8_t parent[LARIAT_HASH_SIZE];
+} lariat_event;
+
+/* Changes of the index since the last call, oldest first. `count`: how many of `events`, which has
+ * room for `room`, were filled. */
+LARIAT_API lariat_code lariat_cache_drain_events(lariat_cache* cache, lariat_event* events,
+                                                 int64_t room, int64_t* count);
+/* What is in the index now: the same call with the cursor at 0 first, until count < room. */
+LARIAT_API lariat_code lariat_cache_list_blocks(lariat_cache* cache, int64_t* cursor,
+                                                lariat_event* events, int64_t room, int64_t* count);
+
+/* The names that a cache gives to blocks. `options` may be null, of those that are given
+ * max_length and retention do not matter. `hash` [LARIAT_HASH_SIZE] is filled. */
+LARIAT_API lariat_code lariat_hash_root(const lariat_open_options* options, uint32_t rope_choice,
+                                        uint8_t* hash);
+LARIAT_API lariat_code lariat_hash_block(const uint8_t* parent, const int32_t* tokens,
+                                         int64_t num_tokens, uint8_t* hash);
 
 /* --- Steps --------------------------------------------------------------------------------- */
 
@@ -603,7 +647,27 @@ typedef struct lariat_step_view {
   const int32_t* seqused_k;
   const int32_t* block_table;
   int64_t block_table_stride;
+  /* With reader_arrays, else null. */
+  const int32_t* kv_indptr;
+  const int32_t* kv_indices;
+  const int32_t* kv_start;
+  const int32_t* last_page_len;
+  const int32_t* batch_indices;
 } lariat_step_view;
+
+/* The same in host memory, valid until the next lariat_step_prepare. All null without
+ * reader_arrays, before the first step, and on the null backend. */
+typedef struct lariat_host_view {
+  uint32_t struct_size;
+  int32_t num_sequences;     /* padded: n */
+  const int32_t* cu_seqlens; /* [n + 1] */
+  const int32_t* seqused_k;  /* [n], so the last two */
+  const int32_t* kv_indptr;  /* [n + 1] */
+  const int32_t* kv_start;
+  const int32_t* last_page_len;
+  int32_t max_seqlen_q;
+  int32_t max_seqlen_k;
+} lariat_host_view;
 
 /* lariat::LayerView. */
 typedef struct lariat_layer_view {
@@ -632,6 +696,8 @@ typedef struct lariat_layer_view {
 } lariat_layer_view;
 
 /* Slots and block table are those of a group; all groups share the rest. */
+LARIAT_API lariat_code lariat_cache_host_view(lariat_cache* cache, int32_t group,
+                                              lariat_host_view* view);
 LARIAT_API lariat_code lariat_cache_view(lariat_cache* cache, int32_t group,
                                          lariat_step_view* view);
 LARIAT_API lariat_code lariat_cache_layer(lariat_cache* cache, int32_t layer,

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "blocks/block_pool.h"
+#include "blocks/event_log.h"
 #include "blocks/host_pool.h"
 #include "blocks/idle_blocks.h"
 #include "blocks/planned_step.h"
@@ -54,6 +55,7 @@ struct ManagerConfig {
   int max_sequences = 256;
   std::int64_t max_tokens_per_sequence = 0;
   std::int64_t max_tokens_per_step = 0;
+  std::int64_t max_events = 0;   // 0: no event log
   int position_sections = 1;     // positions that a row has, 1 or 3
   bool track_writes = true;      // remember which blocks a step wrote, for Quarantine
   std::vector<Reach> sides;      // groups besides the first one, which keeps all tokens
@@ -103,6 +105,9 @@ class BlockManager {
   Result<std::int64_t> Remove(std::span<const TokenId> prompt, const OpenOptions& options,
                               std::uint32_t rope_choice);
   Result<std::int64_t> RemoveSalt(std::string_view salt);
+  // Events of the index; see kv_event.h.
+  std::int64_t DrainEvents(std::span<KVEvent> events) { return events_.Drain(events); }
+  Result<std::int64_t> ListBlocks(std::int64_t& cursor, std::span<KVEvent> events) const;
   Status Expire(std::int64_t now_ms);
   Status SetQuota(std::string_view salt, std::int64_t max_idle_blocks);
 
@@ -396,8 +401,11 @@ class BlockManager {
     return side < 0 ? index_.host(node) : sides_.host(node, static_cast<std::size_t>(side));
   }
   void SetHost(NodeId node, int side, HostId host) {
-    side < 0 ? index_.SetHost(node, host)
-             : sides_.SetHost(node, static_cast<std::size_t>(side), host);
+    if (side < 0) return index_.SetHost(node, host);
+    const auto s = static_cast<std::size_t>(side);
+    const bool had = sides_.host(node, s) != kNoHost, has = host != kNoHost;
+    sides_.SetHost(node, s, host);
+    if (had != has) index_.NoteSide(node, s, Tier::kHost, has);
   }
   // Of a place with a node.
   HostPool::List ListOf(HostId host) const {
@@ -454,6 +462,7 @@ class BlockManager {
   const int block_shift_;  // log2 of a block size that is a power of two; else -1
   BlockPool pool_;
   IdleBlocks idle_;
+  EventLog events_;
   PrefixIndex index_;
   SidePages sides_;
   SequenceTable sequences_;

@@ -105,6 +105,10 @@ std::string BlockManager::Snapshot() const {
     for (const StepRelease& release : step->releases) out << ' ' << release.block;
     out << '\n';
   }
+  if (events_.on()) {
+    out << "events " << events_.last_number() << " waiting " << events_.waiting() << " lost "
+        << events_.lost() << '\n';
+  }
   out << "plan " << (plan_ == nullptr ? 0 : plan_->id) << " next " << next_step_ << '\n';
   return out.Take();
 }
@@ -121,6 +125,30 @@ Result<std::int64_t> BlockManager::BlockHashes(SequenceId id, std::span<BlockHas
     hashes[i] = hash;
   }
   return count;
+}
+
+// cursor: counts nodes, of each its groups, of each of these its tiers
+Result<std::int64_t> BlockManager::ListBlocks(std::int64_t& cursor,
+                                              std::span<KVEvent> events) const {
+  if (!events_.on()) {
+    return Unsupported("max_events 0: the cache names no blocks; allowed are 1 and more");
+  }
+  if (cursor < 0) {
+    return InvalidArgument("cursor " + std::to_string(cursor) +
+                           ": allowed are 0 and what a call has set it to");
+  }
+  const std::int64_t end = 2 * GroupCount() * index_.end();
+  std::size_t count = 0;
+  for (; cursor < end && count < events.size(); ++cursor) {
+    const auto node = static_cast<NodeId>(cursor / 2 / GroupCount());
+    const auto group = static_cast<std::int32_t>(cursor / 2 % GroupCount());
+    const Tier tier = cursor % 2 == 0 ? Tier::kDevice : Tier::kHost;
+    if (!index_.used(node)) continue;
+    const bool cached = tier == Tier::kDevice ? BlockOf(node, group - 1) != kNoBlock
+                                              : HostOf(node, group - 1) != kNoHost;
+    if (cached) events[count++] = index_.Describe(node, tier, group);
+  }
+  return static_cast<std::int64_t>(count);
 }
 
 }  // namespace lariat::blocks
