@@ -24,7 +24,7 @@ SOURCES = {".h", ".cc", ".c", ".cu", ".cuh", ".py", ".sh", ".cmake", ".in", ".tx
 ELSEWHERE = re.compile(r"\b(cmake|ctest|pkg-config|curl|git|ninja|nsys|ncu|apt-get|lariat_libfuzzer)\b|libfuzzer")
 # Names of others.
 FOREIGN = frozenset("""std prometheus hash_id modeling_rope_utils modeling_rope_utils.py server.c
-    cblas.h xxhash.h""".split())
+    cblas.h xxhash.h block_hashes parent_block_hash token_ids qo_indptr""".split())
 # Of formulas: x_i, p_0.
 SUBSCRIPT = re.compile(r"\w+_([a-z]{1,2}|\d)")
 FILE = re.compile(r"(?<![\w./*-])([\w-]+\.(?:h|cc|cu|cuh|sh|md|cmake|py|c))(?![\w./])")

@@ -11,6 +11,7 @@
 
 namespace lariat {
 
+// What became of a block in a tier.
 enum class KVEventKind : std::uint8_t {
   kStored,   // a block may be hit in this tier from now on
   kRemoved,  // it is not cached in this tier any more

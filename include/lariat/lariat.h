@@ -405,6 +405,7 @@ enum { LARIAT_TIER_DEVICE = 0, LARIAT_TIER_HOST = 1 };
 /* Bytes of a block's name (lariat/block_hash.h). */
 enum { LARIAT_HASH_SIZE = 16 };
 
+/* lariat::KVEvent. */
 typedef struct lariat_event {
   uint32_t struct_size;
   int32_t kind; /* LARIAT_EVENT_... */
