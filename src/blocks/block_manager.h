@@ -12,6 +12,7 @@
 #include "blocks/block_pool.h"
 #include "blocks/host_pool.h"
 #include "blocks/idle_blocks.h"
+#include "blocks/match_memo.h"
 #include "blocks/planned_step.h"
 #include "blocks/prefix_index.h"
 #include "blocks/sequence.h"
@@ -64,8 +65,8 @@ struct ManagerConfig {
 // eviction. Knows ids, never bytes: it moves nothing; a step lists the copies that storage makes.
 // The rules are those of lariat/kv_cache.h, whose comments are not repeated here.
 //
-// Files: block_manager.cc (sequences), plan.cc (Plan, Undo, Prepare), settle.cc (Commit, Discard,
-// the index), sides.cc (groups besides the first one), keep.cc (pins, removal), retain.cc
+// Files: block_manager.cc (sequences), match.cc, plan.cc (Plan, Undo, Prepare), settle.cc (Commit,
+// Discard, the index), sides.cc (groups besides the first one), keep.cc (pins, removal), retain.cc
 // (retention, quotas), tier.cc, tier_suspend.cc, tier_transfer.cc (the host tier), quarantine.cc,
 // inspect.cc (Snapshot).
 // Cost: O(1) per running sequence and step; O(blocks) where a sequence starts, forks or ends.
@@ -193,15 +194,19 @@ class BlockManager {
   Result<Sequence*> FindSound(SequenceId id);
   Result<Sequence*> FindUsable(SequenceId id);  // also neither suspended nor in transit
   Status CheckHere(const Sequence& sequence) const;
+
+  // match.cc
   std::int64_t ReusableTokens(std::int64_t prompt_length) const;
   std::span<const TokenId> NextTokens(std::span<const TokenId> ids, std::size_t blocks,
                                       std::int64_t reusable) const;
+  bool Stands(BlockId last, std::uint32_t generation) const;
+  std::size_t Remembered(std::span<const TokenId> prompt, RootId root) const;
   void ExtendMatch(Sequence& sequence);
+  void NoteGenerations(Sequence& sequence) const;
   // Tokens of the match that ExtendMatch found, of what can be used of it.
   std::int64_t MatchTokens(const Sequence& sequence) const {
     return sequence.match_blocks * config_.block_size + sequence.match_partial.tokens;
   }
-  PrefixMatch MatchInWindows(std::span<const TokenId> prompt, RootId root) const;
 
   // keep.cc
   std::int32_t FindPath(std::span<const TokenId> prompt, const OpenOptions& options,
@@ -216,6 +221,7 @@ class BlockManager {
   // looked for again: a block that leaves the index may come back as another one.
   template <class F>
   void KeepOut(F such) {
+    memo_.Forget();
     for (const auto& sequence : sequences_.entries()) {
       sequence->match_blocks = 0;
       sequence->match_path.clear();
@@ -455,12 +461,12 @@ class BlockManager {
   SidePages sides_;
   SequenceTable sequences_;
   HostPool host_;
-  std::vector<BlockPins> pins_;              // by block
-  mutable std::vector<BlockId> match_path_;  // scratch of Match, where there are sides
-  std::int64_t pinned_ = 0;                  // blocks
-  PlannedStep* plan_ = nullptr;              // not prepared yet
-  bool copy_idle_ = true;                    // the plan that is made may copy from idle blocks
-  std::vector<PlannedStep*> live_;           // prepared, oldest first
+  std::vector<BlockPins> pins_;     // by block
+  mutable MatchMemo memo_;          // of the last Match of a prompt
+  std::int64_t pinned_ = 0;         // blocks
+  PlannedStep* plan_ = nullptr;     // not prepared yet
+  bool copy_idle_ = true;           // the plan that is made may copy from idle blocks
+  std::vector<PlannedStep*> live_;  // prepared, oldest first
   std::uint64_t next_step_ = 1;
   std::uint64_t stamp_ = 0;
 

@@ -120,6 +120,44 @@ NearestChild PrefixIndex::NearestIn(NodeId at, std::span<const TokenId> tokens) 
           static_cast<std::int64_t>(std::max(same_before, same_after))};
 }
 
+// Whether the node is full and its tokens are these block_size ones.
+bool PrefixIndex::IsText(NodeId id, const TokenId* tokens) const {
+  constexpr std::size_t kAtOnce = 16;  // a cache line
+  const TokenId* const mine = tokens_.data() + static_cast<std::size_t>(id) * block_size_;
+  if (static_cast<std::size_t>(nodes_[id].count) != block_size_) return false;
+  if (block_size_ % kAtOnce != 0) {
+    return std::memcmp(mine, tokens, block_size_ * sizeof(TokenId)) == 0;
+  }
+  for (std::size_t first = 0; first < block_size_; first += kAtOnce) {
+    std::uint32_t differ = 0;
+    for (std::size_t i = first; i < first + kAtOnce; ++i) {
+      differ |= static_cast<std::uint32_t>(mine[i] ^ tokens[i]);
+    }
+    if (differ != 0) return false;
+  }
+  return true;
+}
+
+NearestChild PrefixIndex::Follow(std::int32_t& parent, std::span<const TokenId> tokens,
+                                 std::vector<BlockId>& path) const {
+  NodeId top = parent < 0 ? root(parent).child : nodes_[parent].child;
+  for (; !tokens.empty() && top != kNoNode; top = nodes_[parent].child) {
+    // What is looked for is there more often than not, as an only child.
+    if (tokens.size() < block_size_ || !IsText(top, tokens.data())) {
+      const NearestChild nearest =
+          NearestIn(top, tokens.first(std::min(tokens.size(), block_size_)));
+      if (static_cast<std::size_t>(nearest.tokens) < block_size_) return nearest;
+      top = nearest.node;
+    }
+    const Node& node = nodes_[top];
+    if (node.ahead != kNoNode) Prefetch(node.ahead);
+    path.push_back(node.block);
+    parent = top;
+    tokens = tokens.subspan(block_size_);
+  }
+  return {};
+}
+
 // Cuts a treap in two: what comes before `tokens`, and what comes after.
 void PrefixIndex::Split(NodeId top, std::span<const TokenId> tokens, NodeId& before,
                         NodeId& after) {

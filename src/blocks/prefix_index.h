@@ -68,6 +68,12 @@ class PrefixIndex {
   NearestChild Nearest(std::int32_t parent, std::span<const TokenId> tokens) const {
     return NearestIn(parent < 0 ? root(parent).child : nodes_[parent].child, tokens);
   }
+  // Goes down from `parent` as far as whole blocks agree with `tokens`, and appends theirs to
+  // `path`. Returns the nearest child of where it stops, by as many of the next block's tokens as
+  // there are. Allocates only where `path` lacks the room.
+  //   parent: becomes the node, or root, where it stops
+  NearestChild Follow(std::int32_t& parent, std::span<const TokenId> tokens,
+                      std::vector<BlockId>& path) const;
   // The same of those in the host tier alone.
   NearestChild NearestOnHost(std::int32_t parent, std::span<const TokenId> tokens) const {
     return NearestIn(HostTopOf(parent), tokens);
@@ -118,6 +124,11 @@ class PrefixIndex {
   // Erases everything. O(nodes).
   void Clear();
 
+  // Tells that a node is kAhead blocks below another one, of which it may be the only word: Follow
+  // has it fetched as soon as it comes by that one. Nothing else depends on it.
+  static constexpr std::size_t kAhead = 8;
+  void NoteBelow(NodeId above, NodeId node) { nodes_[above].ahead = node; }
+
   // Has a node and its tokens fetched: they will be asked for soon.
   void Prefetch(NodeId node) const {
     __builtin_prefetch(&nodes_[node]);
@@ -148,7 +159,7 @@ class PrefixIndex {
 
  private:
   static constexpr std::int32_t kNotUsed = -1;
-  static constexpr std::size_t kHead = 2;
+  static constexpr std::size_t kHead = 1;
   struct Node {
     std::int32_t parent = kNotUsed;  // node, or root (<= -2)
     NodeId child = kNoNode;          // top of the treap of its children on the device
@@ -156,7 +167,8 @@ class PrefixIndex {
     NodeId right = kNoNode;
     BlockId block = kNoBlock;
     std::int32_t count = 0;    // of its tokens
-    TokenId head[kHead] = {};  // the first of them: what most comparisons come down to
+    NodeId ahead = kNoNode;    // one kAhead blocks below it, or what was; see NoteBelow
+    TokenId head[kHead] = {};  // its first tokens: what most comparisons come down to
   };
   static_assert(sizeof(Node) == 32);
   // What a node has besides where there is a host tier.
@@ -198,6 +210,7 @@ class PrefixIndex {
     return nearest.node;
   }
   NearestChild NearestIn(NodeId top, std::span<const TokenId> tokens) const;
+  bool IsText(NodeId node, const TokenId* tokens) const;
   bool NotAfter(std::span<const TokenId> tokens, NodeId node, std::size_t& same) const;
   void Split(NodeId top, std::span<const TokenId> tokens, NodeId& before, NodeId& after);
   NodeId Join(NodeId before, NodeId after);

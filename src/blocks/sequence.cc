@@ -43,12 +43,14 @@ void SequenceTable::AddEntry() {
   free_entries_.push_back(static_cast<int>(index));
 }
 
-Sequence& SequenceTable::Open() {
+Sequence& SequenceTable::Open(std::size_t matched) {
   assert(open_count_ < max_open_);
   if (free_entries_.empty()) AddEntry();
   const int index = free_entries_.back();
-  free_entries_.pop_back();
   Sequence& sequence = *entries_[index];
+  sequence.match_path.reserve(matched);
+  sequence.match_generations.reserve(matched);
+  free_entries_.pop_back();
   const std::uint64_t life = ++lives_[index];
   sequence.id = static_cast<SequenceId>(life << 32 | static_cast<std::uint64_t>(index + 1));
   sequence.open = true;

@@ -102,8 +102,8 @@ class SequenceTable {
   int open_count() const { return open_count_; }
   int max_open() const { return max_open_; }
 
-  // A fresh, open entry. REQUIRES: open_count() < max_open().
-  Sequence& Open();
+  // A fresh, open entry with room for so many matched blocks. REQUIRES: open_count() < max_open().
+  Sequence& Open(std::size_t matched = 0);
   // The open sequence with this id, or null.
   Sequence* Find(SequenceId id) {
     const auto index = static_cast<std::uint64_t>(static_cast<std::int64_t>(IndexOf(id)));

@@ -273,6 +273,10 @@ void BlockManager::IndexNewBlocks(Sequence& sequence) {
   const std::span<const TokenId> ids = sequence.ids.all();
   const auto first = static_cast<std::size_t>(sequence.indexed);
   std::int32_t parent = first == 0 ? sequence.root : index_.node(sequence.table[first - 1]);
+  const auto note = [&](std::size_t n) {
+    if (n < PrefixIndex::kAhead) return;
+    index_.NoteBelow(index_.node(sequence.table[n - PrefixIndex::kAhead]), parent);
+  };
   for (; sequence.indexed < full; ++sequence.indexed) {
     const auto n = static_cast<std::size_t>(sequence.indexed);
     const auto tokens =
@@ -286,6 +290,7 @@ void BlockManager::IndexNewBlocks(Sequence& sequence) {
         return;
       }
       parent = Index(parent, tokens, block);
+      note(n);
       AttachSides(sequence, n, block);
       continue;
     }
