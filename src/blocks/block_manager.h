@@ -253,6 +253,7 @@ class BlockManager {
   Status Fill(std::span<const StepItem> items, const StepShape& shape, PlannedStep& step,
               PlanFailure* failure);
   void Claim(BlockId block, std::vector<UndoEntry>& undo);
+  void ClaimPath(std::span<const BlockId> path, std::vector<UndoEntry>& undo);
   // Of a block of tokens in all groups.
   std::int64_t GroupCount() const { return 1 + static_cast<std::int64_t>(sides_.count()); }
   void ClaimHit(Sequence& sequence, PlannedStep& step, PlannedItem& item, bool copy_idle);
@@ -299,6 +300,7 @@ class BlockManager {
   void ReleaseWith(PlannedStep& step, BlockId block, int sequence);
   PlannedStep* LastLiveStep(int entry);
   void DropReference(BlockId block, bool late = false);
+  void DropTable(Sequence& sequence);
   void DropSequence(Sequence& sequence);
   // The block that a token is in. A division would take longer than all else that a step does for
   // a sequence.

@@ -18,6 +18,20 @@ std::uint32_t RankOf(NodeId node) {
   return rank ^ rank >> 13;
 }
 
+// Whether two texts of so many tokens are one.
+inline bool Agree(const TokenId* a, const TokenId* b, std::size_t count) {
+  constexpr std::size_t kAtOnce = 16;  // a cache line, without a call
+  if (count % kAtOnce != 0) return std::memcmp(a, b, count * sizeof(TokenId)) == 0;
+  for (std::size_t first = 0; first < count; first += kAtOnce) {
+    std::uint32_t differ = 0;
+    for (std::size_t i = first; i < first + kAtOnce; ++i) {
+      differ |= static_cast<std::uint32_t>(a[i] ^ b[i]);
+    }
+    if (differ != 0) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 void PrefixIndex::Reserve(std::size_t blocks, std::size_t hosts) {
@@ -120,42 +134,34 @@ NearestChild PrefixIndex::NearestIn(NodeId at, std::span<const TokenId> tokens) 
           static_cast<std::int64_t>(std::max(same_before, same_after))};
 }
 
-// Whether the node is full and its tokens are these block_size ones.
-bool PrefixIndex::IsText(NodeId id, const TokenId* tokens) const {
-  constexpr std::size_t kAtOnce = 16;  // a cache line
-  const TokenId* const mine = tokens_.data() + static_cast<std::size_t>(id) * block_size_;
-  if (static_cast<std::size_t>(nodes_[id].count) != block_size_) return false;
-  if (block_size_ % kAtOnce != 0) {
-    return std::memcmp(mine, tokens, block_size_ * sizeof(TokenId)) == 0;
-  }
-  for (std::size_t first = 0; first < block_size_; first += kAtOnce) {
-    std::uint32_t differ = 0;
-    for (std::size_t i = first; i < first + kAtOnce; ++i) {
-      differ |= static_cast<std::uint32_t>(mine[i] ^ tokens[i]);
-    }
-    if (differ != 0) return false;
-  }
-  return true;
-}
-
 NearestChild PrefixIndex::Follow(std::int32_t& parent, std::span<const TokenId> tokens,
                                  std::vector<BlockId>& path) const {
-  NodeId top = parent < 0 ? root(parent).child : nodes_[parent].child;
-  for (; !tokens.empty() && top != kNoNode; top = nodes_[parent].child) {
+  const std::size_t size = block_size_;
+  const Node* const nodes = nodes_.data();
+  const TokenId* const texts = tokens_.data();
+  const TokenId* next = tokens.data();
+  std::size_t left = tokens.size();
+  std::int32_t last = parent;
+  NearestChild nearest;
+  NodeId top = last < 0 ? root(last).child : nodes[last].child;
+  for (; left > 0 && top != kNoNode; top = nodes[last].child) {
     // What is looked for is there more often than not, as an only child.
-    if (tokens.size() < block_size_ || !IsText(top, tokens.data())) {
-      const NearestChild nearest =
-          NearestIn(top, tokens.first(std::min(tokens.size(), block_size_)));
-      if (static_cast<std::size_t>(nearest.tokens) < block_size_) return nearest;
+    const bool whole = left >= size && static_cast<std::size_t>(nodes[top].count) == size &&
+                       Agree(texts + static_cast<std::size_t>(top) * size, next, size);
+    if (!whole) {
+      nearest = NearestIn(top, {next, std::min(left, size)});
+      if (static_cast<std::size_t>(nearest.tokens) < size) break;
       top = nearest.node;
+      nearest = {};
     }
-    const Node& node = nodes_[top];
-    if (node.ahead != kNoNode) Prefetch(node.ahead);
-    path.push_back(node.block);
-    parent = top;
-    tokens = tokens.subspan(block_size_);
+    if (nodes[top].ahead != kNoNode) Prefetch(nodes[top].ahead);
+    path.push_back(nodes[top].block);
+    last = top;
+    next += size;
+    left -= size;
   }
-  return {};
+  parent = last;
+  return nearest;
 }
 
 // Cuts a treap in two: what comes before `tokens`, and what comes after.

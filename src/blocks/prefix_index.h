@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/huge_pages.h"
 #include "blocks/block_pool.h"
 #include "blocks/transfer.h"
 #include "lariat/kv_cache.h"
@@ -126,7 +127,7 @@ class PrefixIndex {
 
   // Tells that a node is kAhead blocks below another one, of which it may be the only word: Follow
   // has it fetched as soon as it comes by that one. Nothing else depends on it.
-  static constexpr std::size_t kAhead = 8;
+  static constexpr std::size_t kAhead = 12;
   void NoteBelow(NodeId above, NodeId node) { nodes_[above].ahead = node; }
 
   // Has a node and its tokens fetched: they will be asked for soon.
@@ -210,7 +211,6 @@ class PrefixIndex {
     return nearest.node;
   }
   NearestChild NearestIn(NodeId top, std::span<const TokenId> tokens) const;
-  bool IsText(NodeId node, const TokenId* tokens) const;
   bool NotAfter(std::span<const TokenId> tokens, NodeId node, std::size_t& same) const;
   void Split(NodeId top, std::span<const TokenId> tokens, NodeId& before, NodeId& after);
   NodeId Join(NodeId before, NodeId after);
@@ -218,11 +218,11 @@ class PrefixIndex {
   void Unlink(NodeId& top, NodeId node);
 
   const std::size_t block_size_;
-  std::vector<Node> nodes_;       // by node; the first ones have the blocks' numbers
-  std::vector<NodeId> spare_of_;  // by block, with a host tier: its node of another number
-  std::vector<OnHost> on_host_;   // by node; empty: there is no host tier
-  std::vector<TokenId> tokens_;   // [nodes, block_size]
-  std::vector<NodeId> spare_;     // nodes without a block's number, the next one to take last
+  HugePageVector<Node> nodes_;      // by node; the first ones have the blocks' numbers
+  std::vector<NodeId> spare_of_;    // by block, with a host tier: its node of another number
+  std::vector<OnHost> on_host_;     // by node; empty: there is no host tier
+  HugePageVector<TokenId> tokens_;  // [nodes, block_size]
+  std::vector<NodeId> spare_;       // nodes without a block's number, the next one to take last
   std::size_t capacity_ = 0;
   std::int64_t size_ = 0;
   std::map<RootKey, RootId> root_ids_;

@@ -400,14 +400,31 @@ void BlockManager::IndexTail(Sequence& sequence) {
   RetainBlock(sequence, block, end - count, end);
 }
 
-void BlockManager::DropSequence(Sequence& sequence) {
-  IndexTail(sequence);
+// Lets go of all blocks of a sequence that ends, deepest first.
+void BlockManager::DropTable(Sequence& sequence) {
   // Closed while a step named it: its references were pinned then.
   const bool pinned = sequence.pinned;
-  ForEachHeld(sequence, [&](BlockId block) {
+  if (sides_.any() || idle_.needs_parent()) {
+    return ForEachHeld(sequence, [&](BlockId block) {
+      if (pinned) pool_.Unpin(block);
+      DropReference(block);
+    });
+  }
+  // Those that become idle gather at the table's end, which is not needed any more.
+  std::vector<BlockId>& table = sequence.table;
+  std::size_t first_idle = table.size();
+  for (std::size_t n = table.size(); n-- > 0;) {
+    const BlockId block = table[n];
     if (pinned) pool_.Unpin(block);
-    DropReference(block);
-  });
+    const bool cached = index_.contains(block);
+    if (pool_.Unclaim(block, cached) && cached) table[--first_idle] = block;
+  }
+  idle_.AddPath(std::span<const BlockId>(table).subspan(first_idle));
+}
+
+void BlockManager::DropSequence(Sequence& sequence) {
+  IndexTail(sequence);
+  DropTable(sequence);
   ForEachPlace(sequence, [&](HostId host) { Unhold(host); });
   index_.DropRoot(sequence.root);
   sequences_.Recycle(sequence);
