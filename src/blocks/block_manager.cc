@@ -156,12 +156,12 @@ Status BlockManager::Truncate(SequenceId id, std::int64_t length) {
     ReserveReleases((std::ssize(sequence.table) - BlocksFor(length)) * GroupCount());
   }
   sequence.reach = length;
-  sequence.planned = std::min(sequence.planned, length);
-  sequence.settled = std::min(sequence.settled, length);
-  sequence.prompt_length = std::min(sequence.prompt_length, length);
+  sequence.planned = std::min<std::int64_t>(sequence.planned, length);
+  sequence.settled = std::min<std::int64_t>(sequence.settled, length);
+  sequence.prompt_length = std::min<std::int64_t>(sequence.prompt_length, length);
   if (sequence.known() > length) sequence.ids.shorten(static_cast<std::size_t>(length));
-  sequence.indexed = std::min(sequence.indexed, length / config_.block_size);
-  sequence.retained = std::min(sequence.retained, length / config_.block_size);
+  sequence.indexed = std::min<std::int64_t>(sequence.indexed, length / config_.block_size);
+  sequence.retained = std::min<std::int64_t>(sequence.retained, length / config_.block_size);
   if (length == 0) sequence.indexable = true;  // nothing of what kept it out is left
   for (PlannedStep* step : live_) {
     for (std::size_t i = 0; i < step->rows.size(); ++i) {
@@ -199,15 +199,15 @@ Result<SequenceId> BlockManager::Fork(SequenceId id, std::int64_t length) {
   child.root = parent.root;
   child.retains = parent.retains;
   child.retention = std::move(retention);
-  child.retained = std::min(parent.retained, length / config_.block_size);
+  child.retained = std::min<std::int64_t>(parent.retained, length / config_.block_size);
   child.rope_choice = parent.rope_choice;
   child.keyed = parent.keyed;
   child.max_length = parent.max_length;
   child.started = true;
   child.indexable = parent.indexable || length == 0;
-  child.prompt_length = std::min(parent.prompt_length, length);
+  child.prompt_length = std::min<std::int64_t>(parent.prompt_length, length);
   child.settled = child.planned = child.reach = length;
-  child.indexed = std::min(parent.indexed, length / config_.block_size);
+  child.indexed = std::min<std::int64_t>(parent.indexed, length / config_.block_size);
   child.ids.assign(
       parent.ids.all().first(static_cast<std::size_t>(std::min(parent.known(), length))));
   child.table.assign(parent.table.begin(), parent.table.begin() + BlocksFor(length));

@@ -248,6 +248,8 @@ class BlockManager {
   }
 
   // plan.cc
+  // So many sequences before a step comes to one it has it fetched.
+  static constexpr std::size_t kFetchAhead = 8;
   Status CheckPositions(const StepItem& item) const;
   Status CheckItems(std::span<const StepItem> items);
   Status Fill(std::span<const StepItem> items, const StepShape& shape, PlannedStep& step,
@@ -278,7 +280,8 @@ class BlockManager {
   std::int64_t BlocksToIndex(const Sequence& sequence, std::int64_t settled,
                              std::int64_t known) const {
     if (!config_.reuse || !sequence.indexable) return 0;
-    return std::max<std::int64_t>(0, BlockAt(std::min(settled, known)) - sequence.indexed);
+    return std::max<std::int64_t>(
+        0, BlockAt(std::min<std::int64_t>(settled, known)) - sequence.indexed);
   }
   // Where the first `kept` rows of an item end.
   static std::int64_t EndOf(const PlannedStep& step, std::size_t index, std::int64_t kept) {
@@ -287,7 +290,16 @@ class BlockManager {
   void SettleItem(PlannedStep& step, std::size_t index, const StepCommit* commit);
   void SettleBlocks(PlannedStep& step, std::size_t index, std::int64_t end);
   void DiscardItem(PlannedStep& step, std::size_t index);
-  void EndStep(PlannedStep& step, bool discarded);
+  bool LeaveItem(const PlannedStep& step, std::size_t index);
+  void EndStep(PlannedStep& step, bool discarded, bool closed);
+  void FetchToCommit(const PlannedStep& step, std::size_t index) const;
+  // Of the Commit that was matched: the item's entry, or null.
+  static const StepCommit* CommitOf(const PlannedStep& step, std::size_t index,
+                                    std::span<const StepCommit> commits) {
+    if (step.in_order) return &commits[index];
+    const std::int32_t commit = step.items[index].commit;
+    return commit < 0 ? nullptr : &commits[static_cast<std::size_t>(commit)];
+  }
   void IndexFullBlocks(Sequence& sequence) {
     if (BlocksToIndex(sequence, sequence.settled, sequence.known()) > 0) IndexNewBlocks(sequence);
     if (sequence.retains) RetainNewBlocks(sequence);

@@ -63,7 +63,7 @@ Status BlockManager::Plan(std::span<const StepItem> items, const StepShape& shap
   }
   if (has_tier()) step.fence = FenceOf(step);
   step.copied = false;
-  step.id = next_step_++;
+  step.id = next_step_++;  // which its sequences know already
   step.phase = StepPhase::kPlanned;
   plan_ = &step;
   return {};
@@ -95,7 +95,9 @@ Status BlockManager::CheckItems(std::span<const StepItem> items) {
                            std::to_string(config_.max_sequences));
   }
   ++stamp_;
-  for (const StepItem& item : items) {
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    if (i + kFetchAhead < items.size()) sequences_.Prefetch(items[i + kFetchAhead].sequence);
+    const StepItem& item = items[i];
     Sequence* const found = sequences_.Find(item.sequence);
     if (found == nullptr || !found->usable()) return FindUsable(item.sequence).status();
     Sequence& sequence = *found;
@@ -138,7 +140,9 @@ Status BlockManager::Fill(std::span<const StepItem> items, const StepShape& shap
   step.releases.clear();
   step.written.clear();
   step.side_copies.clear();
-  for (const StepItem& item : items) {
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    if (i + kFetchAhead < items.size()) sequences_.Prefetch(items[i + kFetchAhead].sequence);
+    const StepItem& item = items[i];
     if (Status added = AddRows(item, step); !added.ok()) return added;
   }
   if (Status shaped = ApplyShape(shape, step); !shaped.ok()) return shaped;
@@ -271,6 +275,8 @@ void BlockManager::Reserve(PlannedStep& step) {
   if (config_.track_writes) step.written.reserve(tails + needed);
   // Nothing below fails: a table has room for a sequence's greatest length.
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
+    if (i + kFetchAhead < step.rows.size())
+      sequences_.Prefetch(step.rows[i + kFetchAhead].sequence);
     const StepRows& rows = step.rows[i];
     PlannedItem& item = step.items[i];
     Sequence& sequence = sequences_.at(item.sequence);
@@ -289,7 +295,8 @@ void BlockManager::Reserve(PlannedStep& step) {
                              {item.cow_target, pool_.generation(item.cow_target)}});
       if (item.first_plan) sequence.table.push_back(kNoBlock);
       sequence.table[tail] = item.cow_target;
-      sequence.first_dirty = std::min(sequence.first_dirty, static_cast<std::int64_t>(tail));
+      sequence.first_dirty =
+          std::min<std::int64_t>(sequence.first_dirty, static_cast<std::int64_t>(tail));
     }
     if (!BeginsBlock(rows.start)) {
       item.tail_held = item.cow_target == kNoBlock &&
@@ -312,6 +319,10 @@ void BlockManager::Reserve(PlannedStep& step) {
     sequence.started = true;
     sequence.planned = rows.start + item.certain;
     sequence.reach = rows.start + rows.count;
+    item.dirty = sequence.first_dirty != BlocksFor(sequence.reach);
+    item.previous_step = sequence.last_step;
+    sequence.last_step = next_step_;
+    ++sequence.live_steps;
   }
 }
 
@@ -353,6 +364,8 @@ void BlockManager::Undo(PlannedStep& step) {
           item.cow_source;
     }
     sequence.planned = sequence.reach = item.old_planned;
+    sequence.last_step = item.previous_step;
+    --sequence.live_steps;
     sequence.owns_tail = false;
     if (item.first_plan) {
       sequence.started = false;
@@ -376,11 +389,9 @@ void BlockManager::Prepare(PlannedStep& step) {
   assert(plan_ == &step);
   for (const BlockId victim : step.victims) Evict(victim);
   for (std::size_t i = 0; i < step.items.size(); ++i) {
-    PlannedItem& item = step.items[i];
+    const PlannedItem& item = step.items[i];
+    if (!item.dirty && !item.moved && !item.first_plan) continue;  // as most are
     Sequence& sequence = sequences_.at(item.sequence);
-    item.previous_step = sequence.last_step;
-    ++sequence.live_steps;
-    sequence.last_step = step.id;
     sequence.first_dirty = BlocksFor(sequence.reach);  // what is new is on its way
     // Keys turned by other angles must not be found by the tokens alone.
     if (item.moved) sequence.indexable = false;

@@ -94,7 +94,7 @@ Status BlockManager::AddRows(const StepItem& item, PlannedStep& step) {
     ClaimHit(sequence, step, planned, copy_idle_ || !item.positions.empty());
     rows.hit = MatchTokens(sequence);
     rows.start = rows.hit;
-    rows.count = std::min(item.num_tokens, sequence.prompt_length - rows.hit);
+    rows.count = std::min<std::int64_t>(item.num_tokens, sequence.prompt_length - rows.hit);
   }
   step.tails_unknown |= !planned.first_plan && !sequence.owns_tail;
   planned.certain =

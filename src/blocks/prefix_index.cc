@@ -23,9 +23,12 @@ inline bool Agree(const TokenId* a, const TokenId* b, std::size_t count) {
   constexpr std::size_t kAtOnce = 16;  // a cache line, without a call
   if (count % kAtOnce != 0) return std::memcmp(a, b, count * sizeof(TokenId)) == 0;
   for (std::size_t first = 0; first < count; first += kAtOnce) {
-    std::uint32_t differ = 0;
-    for (std::size_t i = first; i < first + kAtOnce; ++i) {
-      differ |= static_cast<std::uint32_t>(a[i] ^ b[i]);
+    std::uint64_t differ = 0;
+    for (std::size_t i = first; i < first + kAtOnce; i += 2) {
+      std::uint64_t one, other;
+      std::memcpy(&one, a + i, sizeof(one));
+      std::memcpy(&other, b + i, sizeof(other));
+      differ |= one ^ other;
     }
     if (differ != 0) return false;
   }

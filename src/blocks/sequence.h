@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "blocks/block_pool.h"
+#include "blocks/length.h"
 #include "blocks/prefix_index.h"
 #include "blocks/token_list.h"
 #include "blocks/transfer.h"
@@ -32,34 +33,34 @@ struct SideTable {
 //
 // `ids` may be longer than planned (a prompt not computed yet) or shorter (ids that come later).
 //
-// What a step of decoding touches stands first, in two cache lines side by side.
+// What a step of decoding touches stands first, in two cache lines side by side: the second one has
+// the newest ids.
 struct alignas(128) Sequence {
   SequenceId id = SequenceId::kNone;  // kNone: this entry is free
-  bool open = false;                  // false with an id: closed, but a live step still names it
-  bool started = false;               // its first plan was made: the prefix hit is decided
-  bool keyed = false;                 // has a salt or extra keys
-  bool indexable = true;              // false: its blocks must not enter the index any more
-  bool corrupt = false;               // holds a block with a device fault
-  bool retains = false;               // has retention to give
-  bool pinned = false;                // closed: the table's references wait for a step's end
-  bool suspended = false;             // `places` has its tokens; no table
-  bool in_transit = false;            // waits for a transfer to be accepted
+  std::uint64_t last_step = 0;        // the latest of the live steps
+  std::uint64_t stamp = 0;            // of the last call that came across it
+  Length settled = 0;
+  Length planned = 0;  // settled plus certain rows of live steps
+  Length reach = 0;    // planned plus undecided drafts; the table covers this many tokens
+  Length max_length = 0;
+  Length prompt_length = 0;
+  Length indexed = 0;           // leading blocks of the table that are a path of the index
+  Length first_dirty = 0;       // table entries from here on differ from the resident row
+  std::int16_t live_steps = 0;  // that name it, the plan among them
+  bool open = false;            // false with an id: closed, but a live step still names it
+  bool started = false;         // its first plan was made: the prefix hit is decided
+  bool keyed = false;           // has a salt or extra keys
+  bool indexable = true;        // false: its blocks must not enter the index any more
+  bool corrupt = false;         // holds a block with a device fault
+  bool retains = false;         // has retention to give
+  bool pinned = false;          // closed: the table's references wait for a step's end
+  bool suspended = false;       // `places` has its tokens; no table
+  bool in_transit = false;      // waits for a transfer to be accepted
   // The last block of the table is this sequence's alone and not in the index: true where that is
   // known. Whatever may change it, or the table's end, takes it back.
   bool owns_tail = false;
-  int live_steps = 0;  // that name it
-  std::int64_t settled = 0;
-  std::int64_t planned = 0;     // settled plus certain rows of live steps
-  std::int64_t reach = 0;       // planned plus undecided drafts; the table covers this many tokens
-  std::uint64_t last_step = 0;  // the latest of the live steps
-  std::uint64_t stamp = 0;      // of the last call that came across it
 
-  std::int64_t max_length = 0;
-  std::int64_t prompt_length = 0;
-  std::int64_t indexed = 0;      // leading blocks of the table that are a path of the index
-  std::int64_t first_dirty = 0;  // table entries from here on differ from the resident row
-  std::int64_t retained = 0;     // leading blocks that were given `retention`
-  TokenList ids;                 // the newest ones end the second line
+  TokenList ids;
 
   std::vector<BlockId> table;
   int row = -1;  // of the resident block tables; -1 once closed
@@ -68,6 +69,7 @@ struct alignas(128) Sequence {
   std::int32_t stamp_item = -1;   // scratch of the call that stamped it
 
   std::vector<Retention> retention;
+  Length retained = 0;  // leading blocks that were given `retention`
 
   // Scratch of Match before the first plan: the path found so far, with the blocks' generations.
   std::int64_t match_blocks = 0;  // of the path, that can be used
@@ -86,7 +88,7 @@ struct alignas(128) Sequence {
   bool usable() const { return !corrupt && !suspended && !in_transit; }
   std::int64_t known() const { return static_cast<std::int64_t>(ids.size()); }
 };
-static_assert(offsetof(Sequence, table) == 128 + sizeof(std::vector<TokenId>) &&
+static_assert(offsetof(Sequence, ids) == 64 && TokenList::kNewestBytes == 64 &&
               sizeof(Sequence) <= 384);
 
 // Hands out sequence entries and the rows of the resident block tables, lowest first when new and
@@ -112,6 +114,14 @@ class SequenceTable {
     return sequence.open && sequence.id == id ? &sequence : nullptr;
   }
   const Sequence* Find(SequenceId id) const { return const_cast<SequenceTable*>(this)->Find(id); }
+  // Has what a step of decoding touches of a sequence fetched: it will be asked for soon. Any id
+  // will do.
+  void Prefetch(SequenceId id) const {
+    const auto index = static_cast<std::uint64_t>(static_cast<std::int64_t>(IndexOf(id)));
+    if (index >= entries_.size()) return;
+    __builtin_prefetch(entries_[index], 1);
+    __builtin_prefetch(&entries_[index]->ids, 1);
+  }
   Sequence& at(int index) { return *entries_[index]; }
   const Sequence& at(int index) const { return *entries_[index]; }
   static int IndexOf(SequenceId id) {

@@ -18,15 +18,16 @@ Status BlockManager::CheckCommit(PlannedStep& step, std::span<const StepCommit> 
   // What the Commit may release: blocks behind the kept rows, and those that merge.
   std::int64_t count = 0;
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
+    if (i + kFetchAhead < step.rows.size())
+      sequences_.Prefetch(step.rows[i + kFetchAhead].sequence);
     const PlannedItem& item = step.items[i];
     const Sequence& sequence = sequences_.at(item.sequence);
     if (!sequence.open || sequence.id != step.rows[i].sequence) continue;  // closed since
     std::int64_t kept = step.rows[i].count, given = 0;
-    if (item.commit >= 0) {
-      const StepCommit& commit = commits[static_cast<std::size_t>(item.commit)];
-      if (Status s = CheckEntry(step, i, commit, sequence); !s.ok()) return s;
-      kept = commit.kept;
-      given = std::ssize(commit.tokens);
+    if (const StepCommit* const commit = CommitOf(step, i, commits)) {
+      if (Status s = CheckEntry(step, i, *commit, sequence); !s.ok()) return s;
+      kept = commit->kept;
+      given = std::ssize(commit->tokens);
     }
     const std::int64_t end = EndOf(step, i, kept);
     if (sequence.last_step == step.id) count += BlocksFor(sequence.reach) - BlocksFor(end);
@@ -40,10 +41,8 @@ Status BlockManager::CheckCommit(PlannedStep& step, std::span<const StepCommit> 
 Status BlockManager::MatchCommits(PlannedStep& step, std::span<const StepCommit> commits) {
   std::size_t same = commits.size() == step.rows.size() ? 0 : commits.size() + 1;
   while (same < commits.size() && commits[same].sequence == step.rows[same].sequence) ++same;
-  if (same == commits.size()) {  // in the order of the items, as most are
-    for (std::size_t i = 0; i < same; ++i) step.items[i].commit = static_cast<std::int32_t>(i);
-    return {};
-  }
+  step.in_order = same == commits.size();  // as most are
+  if (step.in_order) return {};
   ++stamp_;
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
     Sequence& sequence = sequences_.at(step.items[i].sequence);
@@ -90,7 +89,7 @@ Status BlockManager::CheckEntry(const PlannedStep& step, std::size_t index,
                            " to " + std::to_string(rows.count));
   }
   if (commit.tokens.empty()) return {};
-  const std::int64_t past_prompt = std::max(rows.start, sequence.prompt_length);
+  const std::int64_t past_prompt = std::max<std::int64_t>(rows.start, sequence.prompt_length);
   const std::int64_t allowed = std::max<std::int64_t>(0, rows.start + commit.kept - past_prompt);
   if (static_cast<std::int64_t>(commit.tokens.size()) > allowed) {
     return InvalidArgument("tokens of " + NameOf(commit.sequence) + ": " +
@@ -106,14 +105,42 @@ Status BlockManager::CheckEntry(const PlannedStep& step, std::size_t index,
 }
 
 void BlockManager::Commit(PlannedStep& step, std::span<const StepCommit> commits) {
+  bool closed = false;
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
+    FetchToCommit(step, i);
     const Sequence& sequence = sequences_.at(step.items[i].sequence);
-    if (!sequence.open || sequence.id != step.rows[i].sequence) continue;
-    const std::int32_t commit = step.items[i].commit;
-    SettleItem(step, i, commit == -1 ? nullptr : &commits[static_cast<std::size_t>(commit)]);
+    if (sequence.open && sequence.id == step.rows[i].sequence) {
+      SettleItem(step, i, CommitOf(step, i, commits));
+    }
+    closed |= LeaveItem(step, i);
   }
-  EndStep(step, /*discarded=*/false);
+  EndStep(step, /*discarded=*/false, closed);
   KeepClean();
+}
+
+// Has fetched what Commit touches some items after this one. One whose rows end with a block goes
+// on to its table and ids, and from there to the index.
+void BlockManager::FetchToCommit(const PlannedStep& step, std::size_t index) const {
+  const auto ends_block = [&](std::size_t i) {
+    return i < step.rows.size() && BeginsBlock(step.rows[i].start + step.rows[i].count);
+  };
+  if (index + 3 * kFetchAhead < step.rows.size()) {
+    sequences_.Prefetch(step.rows[index + 3 * kFetchAhead].sequence);
+  }
+  if (!config_.reuse) return;
+  if (const std::size_t i = index + 2 * kFetchAhead; ends_block(i)) {
+    const Sequence& sequence = sequences_.at(step.items[i].sequence);
+    const BlockId* const end = sequence.table.data() + sequence.table.size();
+    __builtin_prefetch(end - 1);
+    sequence.ids.PrefetchEnd();
+  }
+  if (const std::size_t i = index + kFetchAhead; ends_block(i)) {
+    const std::vector<BlockId>& table = sequences_.at(step.items[i].sequence).table;
+    for (std::size_t n = table.size(); n > 0 && n + 2 > table.size(); --n) {
+      pool_.Prefetch(table[n - 1]);
+      index_.Prefetch(table[n - 1]);
+    }
+  }
 }
 
 void BlockManager::SettleItem(PlannedStep& step, std::size_t index, const StepCommit* commit) {
@@ -197,8 +224,10 @@ Status BlockManager::CheckDiscard(const PlannedStep& step) {
 }
 
 void BlockManager::Discard(PlannedStep& step) {
+  bool closed = false;
   for (std::size_t i = 0; i < step.rows.size(); ++i) DiscardItem(step, i);
-  EndStep(step, /*discarded=*/true);
+  for (std::size_t i = 0; i < step.rows.size(); ++i) closed |= LeaveItem(step, i);
+  EndStep(step, /*discarded=*/true, closed);
   KeepClean();
 }
 
@@ -226,22 +255,24 @@ void BlockManager::DiscardItem(PlannedStep& step, std::size_t index) {
   for (const auto& other : sequences_.entries()) other->owns_tail = false;
   pool_.Claim(item.cow_source);
   sequence.table[static_cast<std::size_t>(tail)] = item.cow_source;
-  sequence.first_dirty = std::min(sequence.first_dirty, tail);
+  sequence.first_dirty = std::min<std::int64_t>(sequence.first_dirty, tail);
   ReleaseWith(step, item.cow_target, -1);
 }
 
+// The step does not name the item's sequence any more. Returns whether that was closed.
+bool BlockManager::LeaveItem(const PlannedStep& step, std::size_t index) {
+  const PlannedItem& item = step.items[index];
+  Sequence& sequence = sequences_.at(item.sequence);
+  --sequence.live_steps;
+  // Steps are discarded latest first, so what is left to name it is what named it before.
+  if (sequence.last_step == step.id) sequence.last_step = item.previous_step;
+  return !sequence.open;
+}
+
 // Drops what the step held: references first, deepest blocks of a sequence before the rest of it.
-void BlockManager::EndStep(PlannedStep& step, bool discarded) {
+//   closed: whether some of its sequences are
+void BlockManager::EndStep(PlannedStep& step, bool discarded, bool closed) {
   live_.erase(std::find(live_.begin(), live_.end(), &step));
-  bool closed = false;
-  for (std::size_t i = 0; i < step.items.size(); ++i) {
-    const PlannedItem& item = step.items[i];
-    Sequence& sequence = sequences_.at(item.sequence);
-    --sequence.live_steps;
-    // Steps are discarded latest first, so what is left to name it is what named it before.
-    if (sequence.last_step == step.id) sequence.last_step = item.previous_step;
-    closed |= !sequence.open;
-  }
   for (const StepRelease& release : step.releases) {
     // Where earlier steps go on, they may hold blocks below this one.
     PlannedStep* const earlier =
@@ -269,7 +300,7 @@ void BlockManager::EndStep(PlannedStep& step, bool discarded) {
 // equal is indexed already gives way to that one.
 // REQUIRES: there are some.
 void BlockManager::IndexNewBlocks(Sequence& sequence) {
-  const std::int64_t full = BlockAt(std::min(sequence.settled, sequence.known()));
+  const std::int64_t full = BlockAt(std::min<std::int64_t>(sequence.settled, sequence.known()));
   const std::span<const TokenId> ids = sequence.ids.all();
   const auto first = static_cast<std::size_t>(sequence.indexed);
   std::int32_t parent = first == 0 ? sequence.root : index_.node(sequence.table[first - 1]);
@@ -310,7 +341,7 @@ void BlockManager::IndexNewBlocks(Sequence& sequence) {
     HoldCached(equal);
     pool_.NotePeak();  // a live step may still name the copy
     sequence.table[n] = equal;
-    sequence.first_dirty = std::min(sequence.first_dirty, sequence.indexed);
+    sequence.first_dirty = std::min<std::int64_t>(sequence.first_dirty, sequence.indexed);
     ++merged_;
     AttachSides(sequence, n, equal);
     Release(sequence, block);
@@ -347,7 +378,7 @@ void BlockManager::ShrinkTable(Sequence& sequence, std::int64_t blocks, PlannedS
     sequence.table.pop_back();
     release(block);
   }
-  sequence.first_dirty = std::min(sequence.first_dirty, blocks);
+  sequence.first_dirty = std::min<std::int64_t>(sequence.first_dirty, blocks);
 }
 
 // Lets go of a block of this sequence: at once, or with the last live step that may read it.
@@ -384,7 +415,7 @@ void BlockManager::DropReference(BlockId block, bool late) {
 // not full. Nobody writes to it any more, and whoever finds it takes a copy.
 void BlockManager::IndexTail(Sequence& sequence) {
   if (!config_.token_reuse || !sequence.indexable) return;
-  const std::int64_t end = std::min(sequence.settled, sequence.known());
+  const std::int64_t end = std::min<std::int64_t>(sequence.settled, sequence.known());
   const std::int64_t tail = end / config_.block_size, count = end % config_.block_size;
   if (count == 0 || sequence.indexed != tail) return;
   if (sequence.table.empty()) return;  // suspended, or not back yet
