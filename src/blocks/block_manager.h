@@ -266,6 +266,7 @@ class BlockManager {
   bool MayReturn(BlockId tail, std::size_t index, const PlannedStep& step) const;
   Status CheckRoom(const PlannedStep& step, PlanFailure* failure) const;
   void Reserve(PlannedStep& step);
+  void ReserveItem(PlannedStep& step, std::size_t index);
   BlockId Take(std::vector<UndoEntry>& undo, std::vector<BlockId>& victims);
   void UndoAll(std::vector<UndoEntry>& undo);
   void UndoBlocks(PlannedStep& step);
@@ -287,6 +288,9 @@ class BlockManager {
   static std::int64_t EndOf(const PlannedStep& step, std::size_t index, std::int64_t kept) {
     return std::min<std::int64_t>(step.rows[index].start + kept, step.items[index].limit);
   }
+  bool IsPlain(const PlannedStep& step, std::size_t index, const StepCommit& commit,
+               const Sequence& sequence) const;
+  void SettlePlain(PlannedStep& step, std::size_t index, const StepCommit& commit);
   void SettleItem(PlannedStep& step, std::size_t index, const StepCommit* commit);
   void SettleBlocks(PlannedStep& step, std::size_t index, std::int64_t end);
   void DiscardItem(PlannedStep& step, std::size_t index);
@@ -323,7 +327,8 @@ class BlockManager {
     return BlockAt(tokens + config_.block_size - 1);
   }
   bool BeginsBlock(std::int64_t token) const {
-    return token == BlockAt(token) * config_.block_size;
+    return block_shift_ >= 0 ? (token & (config_.block_size - 1)) == 0
+                             : token % config_.block_size == 0;
   }
 
   // sides.cc

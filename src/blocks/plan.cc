@@ -274,47 +274,23 @@ void BlockManager::Reserve(PlannedStep& step) {
   const std::size_t tails = step.rows.size() * static_cast<std::size_t>(GroupCount());
   if (config_.track_writes) step.written.reserve(tails + needed);
   // Nothing below fails: a table has room for a sequence's greatest length.
+  const bool wants_tails = has_tier() || config_.track_writes;
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
-    if (i + kFetchAhead < step.rows.size())
+    if (i + kFetchAhead < step.rows.size()) {
       sequences_.Prefetch(step.rows[i + kFetchAhead].sequence);
+    }
     const StepRows& rows = step.rows[i];
     PlannedItem& item = step.items[i];
     Sequence& sequence = sequences_.at(item.sequence);
-    const auto tail = static_cast<std::size_t>(BlockAt(rows.start));
-    if (item.first_plan) {
-      const auto hit = sequence.match_path.begin();
-      sequence.table.assign(hit, hit + sequence.match_blocks);
-      sequence.indexed = sequence.match_blocks;
-      TakeHitSides(sequence, rows.hit);
-    }
-    if (item.cow_source != kNoBlock) {
-      const BlockId source = item.cow_source;
-      TakeCopies(step, i, tail);
-      item.cow_target = Take(step.undo, step.victims);
-      step.copies.push_back({{source, pool_.generation(source)},
-                             {item.cow_target, pool_.generation(item.cow_target)}});
-      if (item.first_plan) sequence.table.push_back(kNoBlock);
-      sequence.table[tail] = item.cow_target;
-      sequence.first_dirty =
-          std::min<std::int64_t>(sequence.first_dirty, static_cast<std::int64_t>(tail));
-    }
-    if (!BeginsBlock(rows.start)) {
-      item.tail_held = item.cow_target == kNoBlock &&
-                       sequence.settled > static_cast<std::int64_t>(tail) * config_.block_size;
+    if (item.new_blocks == 0 && sequence.owns_tail && !sides_.any()) {  // as most are
+      const std::int64_t tail = BlockAt(rows.start);
+      item.tail_held = sequence.settled > tail * config_.block_size;
       // Read only where somebody wants to know: it is a line of memory for each sequence.
-      if (!item.tail_held || item.new_blocks > 0 || has_tier() || config_.track_writes) {
-        item.tail_block = sequence.table[tail];
+      if (!item.tail_held || wants_tails) {
+        item.tail_block = sequence.table[static_cast<std::size_t>(tail)];
       }
-      for (std::size_t side = 0; side < sides_.count(); ++side) {
-        step.side_tails[i * sides_.count() + side] = sequence.sides[side].table[tail];
-      }
-      sequence.owns_tail = true;  // or it had been copied
-    }
-    if (item.new_blocks > 0) sequence.owns_tail = true;
-    item.first_taken = static_cast<std::int32_t>(step.undo.size());
-    for (std::int32_t n = 0; n < item.new_blocks; ++n) {
-      sequence.table.push_back(Take(step.undo, step.victims));
-      for (SideTable& side : sequence.sides) side.table.push_back(Take(step.undo, step.victims));
+    } else {
+      ReserveItem(step, i);
     }
     sequence.started = true;
     sequence.planned = rows.start + item.certain;
@@ -323,6 +299,46 @@ void BlockManager::Reserve(PlannedStep& step) {
     item.previous_step = sequence.last_step;
     sequence.last_step = next_step_;
     ++sequence.live_steps;
+  }
+}
+
+// Gives an item its blocks: those of its hit, a copy, new ones.
+void BlockManager::ReserveItem(PlannedStep& step, std::size_t i) {
+  const StepRows& rows = step.rows[i];
+  PlannedItem& item = step.items[i];
+  Sequence& sequence = sequences_.at(item.sequence);
+  const auto tail = static_cast<std::size_t>(BlockAt(rows.start));
+  if (item.first_plan) {
+    const auto hit = sequence.match_path.begin();
+    sequence.table.assign(hit, hit + sequence.match_blocks);
+    sequence.indexed = sequence.match_blocks;
+    TakeHitSides(sequence, rows.hit);
+  }
+  if (item.cow_source != kNoBlock) {
+    const BlockId source = item.cow_source;
+    TakeCopies(step, i, tail);
+    item.cow_target = Take(step.undo, step.victims);
+    step.copies.push_back(
+        {{source, pool_.generation(source)}, {item.cow_target, pool_.generation(item.cow_target)}});
+    if (item.first_plan) sequence.table.push_back(kNoBlock);
+    sequence.table[tail] = item.cow_target;
+    sequence.first_dirty =
+        std::min<std::int64_t>(sequence.first_dirty, static_cast<std::int64_t>(tail));
+  }
+  if (!BeginsBlock(rows.start)) {
+    item.tail_held = item.cow_target == kNoBlock &&
+                     sequence.settled > static_cast<std::int64_t>(tail) * config_.block_size;
+    item.tail_block = sequence.table[tail];
+    for (std::size_t side = 0; side < sides_.count(); ++side) {
+      step.side_tails[i * sides_.count() + side] = sequence.sides[side].table[tail];
+    }
+    sequence.owns_tail = true;  // or it had been copied
+  }
+  if (item.new_blocks > 0) sequence.owns_tail = true;
+  item.first_taken = static_cast<std::int32_t>(step.undo.size());
+  for (std::int32_t n = 0; n < item.new_blocks; ++n) {
+    sequence.table.push_back(Take(step.undo, step.victims));
+    for (SideTable& side : sequence.sides) side.table.push_back(Take(step.undo, step.victims));
   }
 }
 

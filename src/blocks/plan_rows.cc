@@ -109,6 +109,7 @@ Status BlockManager::AddRows(const StepItem& item, PlannedStep& step) {
   planned.limit = static_cast<std::int32_t>(rows.start + rows.count);
   planned.new_blocks =
       static_cast<std::int32_t>(BlocksFor(rows.start + rows.count)) - planned.first_new_block;
+  planned.ends_block = BeginsBlock(rows.start + rows.count);
   step.needed += (planned.new_blocks + (planned.cow_source == kNoBlock ? 0 : 1)) * GroupCount();
   step.num_tokens += rows.count;
   if (step.num_tokens > config_.max_tokens_per_step) {

@@ -34,11 +34,13 @@ struct SideCopy {
 struct alignas(64) PlannedItem {
   int sequence = -1;  // entry in the SequenceTable
   bool first_plan = false;
-  bool moved = false;        // positions other than the index, and no key that says so
-  bool dirty = false;        // the table differs from the resident row
-  bool tail_held = false;    // the block that the first row is in holds settled rows, and no copy
-  std::int32_t certain = 0;  // leading rows that Commit must keep
-  std::int32_t limit = 0;    // rows at or past this index of the sequence were truncated
+  bool moved = false;           // positions other than the index, and no key that says so
+  bool dirty : 1 = false;       // the table differs from the resident row
+  bool ends_block : 1 = false;  // the last row is the last one of a block
+  bool tail_held : 1 = false;   // the block that the first row is in holds settled rows; no copy
+  bool plain : 1 = false;       // of the Commit that runs: see BlockManager::IsPlain
+  std::int32_t certain = 0;     // leading rows that Commit must keep
+  std::int32_t limit = 0;       // rows at or past this index of the sequence were truncated
   std::int64_t position_offset = -1;  // into PlannedStep::positions; -1: none given
   std::uint64_t previous_step = 0;    // Sequence::last_step before this plan
   std::int32_t first_new_block = 0;   // table index of the first block taken for these rows

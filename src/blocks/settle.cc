@@ -20,11 +20,14 @@ Status BlockManager::CheckCommit(PlannedStep& step, std::span<const StepCommit> 
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
     if (i + kFetchAhead < step.rows.size())
       sequences_.Prefetch(step.rows[i + kFetchAhead].sequence);
-    const PlannedItem& item = step.items[i];
+    PlannedItem& item = step.items[i];
     const Sequence& sequence = sequences_.at(item.sequence);
+    item.plain = false;
     if (!sequence.open || sequence.id != step.rows[i].sequence) continue;  // closed since
     std::int64_t kept = step.rows[i].count, given = 0;
     if (const StepCommit* const commit = CommitOf(step, i, commits)) {
+      item.plain = IsPlain(step, i, *commit, sequence);
+      if (item.plain) continue;
       if (Status s = CheckEntry(step, i, *commit, sequence); !s.ok()) return s;
       kept = commit->kept;
       given = std::ssize(commit->tokens);
@@ -35,6 +38,31 @@ Status BlockManager::CheckCommit(PlannedStep& step, std::span<const StepCommit> 
   }
   ReserveReleases(count * GroupCount());
   return {};
+}
+
+// What most items of a step of decoding are: all rows are kept, with their ids, in a block that
+// held settled rows before and has room for more; so neither a block nor the index changes.
+bool BlockManager::IsPlain(const PlannedStep& step, std::size_t index, const StepCommit& commit,
+                           const Sequence& sequence) const {
+  const StepRows& rows = step.rows[index];
+  const PlannedItem& item = step.items[index];
+  const std::int64_t end = rows.start + rows.count;
+  return item.tail_held && item.new_blocks == 0 && !item.ends_block && item.limit == end &&
+         commit.kept == rows.count && std::ssize(commit.tokens) == rows.count &&
+         sequence.reach == end && sequence.last_step == step.id && sequence.known() == rows.start &&
+         rows.start >= sequence.prompt_length && !sequence.retains && !sides_.any() &&
+         BlocksToIndex(sequence, end, end) == 0;
+}
+
+// SettleItem of such a one.
+void BlockManager::SettlePlain(PlannedStep& step, std::size_t index, const StepCommit& commit) {
+  const StepRows& rows = step.rows[index];
+  Sequence& sequence = sequences_.at(step.items[index].sequence);
+  const std::int64_t end = rows.start + rows.count;
+  tokens_committed_ += rows.count;
+  sequence.settled = sequence.planned = end;
+  for (const TokenId token : commit.tokens) sequence.ids.push_back(token);
+  if (config_.track_writes) SettleBlocks(step, index, end);
 }
 
 // Says of each item which entry is its own. Those of closed sequences are ignored.
@@ -108,8 +136,11 @@ void BlockManager::Commit(PlannedStep& step, std::span<const StepCommit> commits
   bool closed = false;
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
     FetchToCommit(step, i);
-    const Sequence& sequence = sequences_.at(step.items[i].sequence);
-    if (sequence.open && sequence.id == step.rows[i].sequence) {
+    const PlannedItem& item = step.items[i];
+    const Sequence& sequence = sequences_.at(item.sequence);
+    if (item.plain) {
+      SettlePlain(step, i, *CommitOf(step, i, commits));
+    } else if (sequence.open && sequence.id == step.rows[i].sequence) {
       SettleItem(step, i, CommitOf(step, i, commits));
     }
     closed |= LeaveItem(step, i);
@@ -122,7 +153,7 @@ void BlockManager::Commit(PlannedStep& step, std::span<const StepCommit> commits
 // on to its table and ids, and from there to the index.
 void BlockManager::FetchToCommit(const PlannedStep& step, std::size_t index) const {
   const auto ends_block = [&](std::size_t i) {
-    return i < step.rows.size() && BeginsBlock(step.rows[i].start + step.rows[i].count);
+    return i < step.items.size() && step.items[i].ends_block;
   };
   if (index + 3 * kFetchAhead < step.rows.size()) {
     sequences_.Prefetch(step.rows[index + 3 * kFetchAhead].sequence);
