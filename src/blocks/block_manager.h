@@ -249,7 +249,7 @@ class BlockManager {
 
   // plan.cc
   // So many sequences before a step comes to one it has it fetched.
-  static constexpr std::size_t kFetchAhead = 8;
+  static constexpr std::size_t kFetchAhead = 16;
   Status CheckPositions(const StepItem& item) const;
   Status CheckItems(std::span<const StepItem> items);
   Status Fill(std::span<const StepItem> items, const StepShape& shape, PlannedStep& step,
@@ -266,6 +266,7 @@ class BlockManager {
   bool MayReturn(BlockId tail, std::size_t index, const PlannedStep& step) const;
   Status CheckRoom(const PlannedStep& step, PlanFailure* failure) const;
   void Reserve(PlannedStep& step);
+  void FetchToReserve(const PlannedStep& step, std::size_t index) const;
   void ReserveItem(PlannedStep& step, std::size_t index);
   BlockId Take(std::vector<UndoEntry>& undo, std::vector<BlockId>& victims);
   void UndoAll(std::vector<UndoEntry>& undo);

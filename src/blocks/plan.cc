@@ -276,9 +276,7 @@ void BlockManager::Reserve(PlannedStep& step) {
   // Nothing below fails: a table has room for a sequence's greatest length.
   const bool wants_tails = has_tier() || config_.track_writes;
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
-    if (i + kFetchAhead < step.rows.size()) {
-      sequences_.Prefetch(step.rows[i + kFetchAhead].sequence);
-    }
+    FetchToReserve(step, i);
     const StepRows& rows = step.rows[i];
     PlannedItem& item = step.items[i];
     Sequence& sequence = sequences_.at(item.sequence);
@@ -299,6 +297,20 @@ void BlockManager::Reserve(PlannedStep& step) {
     item.previous_step = sequence.last_step;
     sequence.last_step = next_step_;
     ++sequence.live_steps;
+  }
+}
+
+// Has fetched what Reserve touches some items after this one.
+void BlockManager::FetchToReserve(const PlannedStep& step, std::size_t index) const {
+  const auto grows = [&](std::size_t i) {
+    return i < step.items.size() && step.items[i].new_blocks > 0;
+  };
+  if (const std::size_t i = index + kFetchAhead; i < step.items.size()) {
+    sequences_.Prefetch(step.rows[i].sequence);
+    if (grows(i)) sequences_.PrefetchEnds(step.items[i].sequence);
+  }
+  if (const std::size_t i = index + 2 * kFetchAhead; grows(i)) {
+    sequences_.PrefetchLists(step.items[i].sequence);
   }
 }
 

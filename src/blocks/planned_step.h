@@ -103,6 +103,14 @@ struct PlannedStep {
   // Of the groups besides the first one.
   std::vector<SideCopy> side_copies;  // by item, then by side
   std::vector<BlockId> side_tails;    // [items, sides]: as PlannedItem::tail_block
+
+  // Takes over the long lists of a step that has ended, which are still in the processor's caches:
+  // nobody needs them any more.
+  void TakeLists(PlannedStep& ended) {
+    rows.swap(ended.rows);
+    items.swap(ended.items);
+    undo.swap(ended.undo);
+  }
 };
 
 }  // namespace lariat::blocks

@@ -26,8 +26,11 @@ void SequenceTable::AddEntry() {
     chunks_.push_back(std::make_unique<Sequence[]>(kEntriesAtOnce));
   }
   Sequence& entry = chunks_.back()[index % kEntriesAtOnce];
-  entry.ids.reserve(static_cast<std::size_t>(ids_capacity_));
-  entry.table.reserve(static_cast<std::size_t>(table_capacity_));
+  // Lists of one size would all begin in the same sets of the processor's caches, and those of
+  // sequences that are about as long would push each other out.
+  const std::size_t shift = index % 61 * (64 / sizeof(TokenId));
+  entry.ids.reserve(static_cast<std::size_t>(ids_capacity_) + shift);
+  entry.table.reserve(static_cast<std::size_t>(table_capacity_) + shift);
   entry.sides.resize(sides_);
   for (SideTable& side : entry.sides) {
     side.table.reserve(static_cast<std::size_t>(table_capacity_));

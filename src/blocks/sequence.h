@@ -122,6 +122,13 @@ class SequenceTable {
     __builtin_prefetch(entries_[index], 1);
     __builtin_prefetch(&entries_[index]->ids, 1);
   }
+  // The same of where its table and its older ids are; and those, at their ends.
+  void PrefetchLists(int index) const { __builtin_prefetch(&entries_[index]->table); }
+  void PrefetchEnds(int index) const {
+    const Sequence& sequence = *entries_[index];
+    __builtin_prefetch(sequence.table.data() + sequence.table.size(), 1);
+    sequence.ids.PrefetchEnd();
+  }
   Sequence& at(int index) { return *entries_[index]; }
   const Sequence& at(int index) const { return *entries_[index]; }
   static int IndexOf(SequenceId id) {

@@ -152,18 +152,15 @@ void BlockManager::Commit(PlannedStep& step, std::span<const StepCommit> commits
 // Has fetched what Commit touches some items after this one. One whose rows end with a block goes
 // on to its table and ids, and from there to the index.
 void BlockManager::FetchToCommit(const PlannedStep& step, std::size_t index) const {
-  const auto ends_block = [&](std::size_t i) {
-    return i < step.items.size() && step.items[i].ends_block;
-  };
-  if (index + 3 * kFetchAhead < step.rows.size()) {
-    sequences_.Prefetch(step.rows[index + 3 * kFetchAhead].sequence);
+  const std::size_t count = step.items.size();
+  const auto ends_block = [&](std::size_t i) { return i < count && step.items[i].ends_block; };
+  if (const std::size_t i = index + 3 * kFetchAhead; i < count) {
+    sequences_.Prefetch(step.rows[i].sequence);
+    if (step.items[i].ends_block) sequences_.PrefetchLists(step.items[i].sequence);
   }
   if (!config_.reuse) return;
   if (const std::size_t i = index + 2 * kFetchAhead; ends_block(i)) {
-    const Sequence& sequence = sequences_.at(step.items[i].sequence);
-    const BlockId* const end = sequence.table.data() + sequence.table.size();
-    __builtin_prefetch(end - 1);
-    sequence.ids.PrefetchEnd();
+    sequences_.PrefetchEnds(step.items[i].sequence);
   }
   if (const std::size_t i = index + kFetchAhead; ends_block(i)) {
     const std::vector<BlockId>& table = sequences_.at(step.items[i].sequence).table;
