@@ -260,6 +260,7 @@ class BlockManager {
   std::int64_t GroupCount() const { return 1 + static_cast<std::int64_t>(sides_.count()); }
   void ClaimHit(Sequence& sequence, PlannedStep& step, PlannedItem& item, bool copy_idle);
   void AddPositions(const StepItem& item, std::int64_t count, PlannedStep& step) const;
+  bool AddDecodeRows(const StepItem& item, PlannedStep& step) const;
   Status AddRows(const StepItem& item, PlannedStep& step);
   Status ApplyShape(const StepShape& shape, PlannedStep& step) const;
   void Unshare(PlannedStep& step);

@@ -123,6 +123,33 @@ Status BlockManager::CheckItems(std::span<const StepItem> items) {
   return {};
 }
 
+// AddRows of what most items are: rows behind others, in a tail of the sequence's own. False, and
+// nothing is done, where it is something else, or wrong.
+inline bool BlockManager::AddDecodeRows(const StepItem& item, PlannedStep& step) const {
+  const int entry = SequenceTable::IndexOf(item.sequence);
+  const Sequence& sequence = sequences_.at(entry);
+  const std::int64_t start = sequence.planned, count = item.num_tokens, end = start + count;
+  if (!sequence.owns_tail || !sequence.started || !item.positions.empty()) return false;
+  if (count > sequence.max_length - start) return false;
+  if (step.num_tokens + count > config_.max_tokens_per_step) return false;
+  StepRows& rows = step.rows.emplace_back();
+  rows.sequence = item.sequence;
+  rows.first_row = step.num_tokens;
+  rows.start = start;
+  rows.count = count;
+  PlannedItem& planned = step.items.emplace_back();
+  planned.sequence = entry;
+  planned.old_planned = static_cast<std::int32_t>(start);
+  planned.certain = static_cast<std::int32_t>(count - item.num_drafts);
+  planned.limit = static_cast<std::int32_t>(end);
+  planned.first_new_block = static_cast<std::int32_t>(BlocksFor(start));
+  planned.new_blocks = static_cast<std::int32_t>(BlocksFor(end)) - planned.first_new_block;
+  planned.ends_block = BeginsBlock(end);
+  step.needed += planned.new_blocks * GroupCount();
+  step.num_tokens += count;
+  return true;
+}
+
 Status BlockManager::Fill(std::span<const StepItem> items, const StepShape& shape,
                           PlannedStep& step, PlanFailure* failure) {
   step.abandoned = false;
@@ -143,6 +170,7 @@ Status BlockManager::Fill(std::span<const StepItem> items, const StepShape& shap
   for (std::size_t i = 0; i < items.size(); ++i) {
     if (i + kFetchAhead < items.size()) sequences_.Prefetch(items[i + kFetchAhead].sequence);
     const StepItem& item = items[i];
+    if (AddDecodeRows(item, step)) continue;
     if (Status added = AddRows(item, step); !added.ok()) return added;
   }
   if (Status shaped = ApplyShape(shape, step); !shaped.ok()) return shaped;
@@ -264,6 +292,15 @@ BlockId BlockManager::Take(std::vector<UndoEntry>& undo, std::vector<BlockId>& v
   return block;
 }
 
+// Has fetched what Reserve touches some items after this one.
+inline void BlockManager::FetchToReserve(const PlannedStep& step, std::size_t index) const {
+  const PlannedItem& near = step.items[std::min(index + kFetchAhead, step.items.size() - 1)];
+  const PlannedItem& far = step.items[std::min(index + 2 * kFetchAhead, step.items.size() - 1)];
+  sequences_.Prefetch(near.sequence);
+  if (near.new_blocks > 0) sequences_.PrefetchEnds(near.sequence);
+  if (far.new_blocks > 0) sequences_.PrefetchLists(far.sequence);
+}
+
 void BlockManager::Reserve(PlannedStep& step) {
   const auto needed = static_cast<std::size_t>(step.needed);
   if (pool_.unlimited()) EnsureCapacity(pool_.total() + step.needed);
@@ -297,20 +334,6 @@ void BlockManager::Reserve(PlannedStep& step) {
     item.previous_step = sequence.last_step;
     sequence.last_step = next_step_;
     ++sequence.live_steps;
-  }
-}
-
-// Has fetched what Reserve touches some items after this one.
-void BlockManager::FetchToReserve(const PlannedStep& step, std::size_t index) const {
-  const auto grows = [&](std::size_t i) {
-    return i < step.items.size() && step.items[i].new_blocks > 0;
-  };
-  if (const std::size_t i = index + kFetchAhead; i < step.items.size()) {
-    sequences_.Prefetch(step.rows[i].sequence);
-    if (grows(i)) sequences_.PrefetchEnds(step.items[i].sequence);
-  }
-  if (const std::size_t i = index + 2 * kFetchAhead; grows(i)) {
-    sequences_.PrefetchLists(step.items[i].sequence);
   }
 }
 

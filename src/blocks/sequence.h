@@ -114,13 +114,15 @@ class SequenceTable {
     return sequence.open && sequence.id == id ? &sequence : nullptr;
   }
   const Sequence* Find(SequenceId id) const { return const_cast<SequenceTable*>(this)->Find(id); }
-  // Has what a step of decoding touches of a sequence fetched: it will be asked for soon. Any id
-  // will do.
-  void Prefetch(SequenceId id) const {
-    const auto index = static_cast<std::uint64_t>(static_cast<std::int64_t>(IndexOf(id)));
-    if (index >= entries_.size()) return;
+  // Has what a step of decoding touches of a sequence fetched: it will be asked for soon.
+  void Prefetch(int index) const {
     __builtin_prefetch(entries_[index], 1);
     __builtin_prefetch(&entries_[index]->ids, 1);
+  }
+  // Any id will do.
+  void Prefetch(SequenceId id) const {
+    const auto index = static_cast<std::uint64_t>(static_cast<std::int64_t>(IndexOf(id)));
+    if (index < entries_.size()) Prefetch(static_cast<int>(index));
   }
   // The same of where its table and its older ids are; and those, at their ends.
   void PrefetchLists(int index) const { __builtin_prefetch(&entries_[index]->table); }

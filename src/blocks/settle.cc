@@ -8,6 +8,32 @@
 
 namespace lariat::blocks {
 
+// What most items of a step of decoding are: all rows are kept, with their ids, in a block that
+// held settled rows before and has room for more; so neither a block nor the index changes.
+inline bool BlockManager::IsPlain(const PlannedStep& step, std::size_t index,
+                                  const StepCommit& commit, const Sequence& sequence) const {
+  const StepRows& rows = step.rows[index];
+  const PlannedItem& item = step.items[index];
+  const std::int64_t end = rows.start + rows.count;
+  return item.tail_held && item.new_blocks == 0 && !item.ends_block && item.limit == end &&
+         commit.kept == rows.count && std::ssize(commit.tokens) == rows.count &&
+         sequence.reach == end && sequence.last_step == step.id && sequence.known() == rows.start &&
+         rows.start >= sequence.prompt_length && !sequence.retains && !sides_.any() &&
+         BlocksToIndex(sequence, end, end) == 0;
+}
+
+// SettleItem of such a one.
+inline void BlockManager::SettlePlain(PlannedStep& step, std::size_t index,
+                                      const StepCommit& commit) {
+  const StepRows& rows = step.rows[index];
+  Sequence& sequence = sequences_.at(step.items[index].sequence);
+  const std::int64_t end = rows.start + rows.count;
+  tokens_committed_ += rows.count;
+  sequence.settled = sequence.planned = end;
+  for (const TokenId token : commit.tokens) sequence.ids.push_back(token);
+  if (config_.track_writes) SettleBlocks(step, index, end);
+}
+
 Status BlockManager::CheckCommit(PlannedStep& step, std::span<const StepCommit> commits) {
   if (Status idle = CheckIdle(); !idle.ok()) return idle;
   assert(step.phase == StepPhase::kPrepared);
@@ -18,8 +44,7 @@ Status BlockManager::CheckCommit(PlannedStep& step, std::span<const StepCommit> 
   // What the Commit may release: blocks behind the kept rows, and those that merge.
   std::int64_t count = 0;
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
-    if (i + kFetchAhead < step.rows.size())
-      sequences_.Prefetch(step.rows[i + kFetchAhead].sequence);
+    sequences_.Prefetch(step.items[std::min(i + kFetchAhead, step.items.size() - 1)].sequence);
     PlannedItem& item = step.items[i];
     const Sequence& sequence = sequences_.at(item.sequence);
     item.plain = false;
@@ -38,31 +63,6 @@ Status BlockManager::CheckCommit(PlannedStep& step, std::span<const StepCommit> 
   }
   ReserveReleases(count * GroupCount());
   return {};
-}
-
-// What most items of a step of decoding are: all rows are kept, with their ids, in a block that
-// held settled rows before and has room for more; so neither a block nor the index changes.
-bool BlockManager::IsPlain(const PlannedStep& step, std::size_t index, const StepCommit& commit,
-                           const Sequence& sequence) const {
-  const StepRows& rows = step.rows[index];
-  const PlannedItem& item = step.items[index];
-  const std::int64_t end = rows.start + rows.count;
-  return item.tail_held && item.new_blocks == 0 && !item.ends_block && item.limit == end &&
-         commit.kept == rows.count && std::ssize(commit.tokens) == rows.count &&
-         sequence.reach == end && sequence.last_step == step.id && sequence.known() == rows.start &&
-         rows.start >= sequence.prompt_length && !sequence.retains && !sides_.any() &&
-         BlocksToIndex(sequence, end, end) == 0;
-}
-
-// SettleItem of such a one.
-void BlockManager::SettlePlain(PlannedStep& step, std::size_t index, const StepCommit& commit) {
-  const StepRows& rows = step.rows[index];
-  Sequence& sequence = sequences_.at(step.items[index].sequence);
-  const std::int64_t end = rows.start + rows.count;
-  tokens_committed_ += rows.count;
-  sequence.settled = sequence.planned = end;
-  for (const TokenId token : commit.tokens) sequence.ids.push_back(token);
-  if (config_.track_writes) SettleBlocks(step, index, end);
 }
 
 // Says of each item which entry is its own. Those of closed sequences are ignored.
@@ -132,6 +132,35 @@ Status BlockManager::CheckEntry(const PlannedStep& step, std::size_t index,
   return {};
 }
 
+// The step does not name the item's sequence any more. Returns whether that was closed.
+inline bool BlockManager::LeaveItem(const PlannedStep& step, std::size_t index) {
+  const PlannedItem& item = step.items[index];
+  Sequence& sequence = sequences_.at(item.sequence);
+  --sequence.live_steps;
+  // Steps are discarded latest first, so what is left to name it is what named it before.
+  if (sequence.last_step == step.id) sequence.last_step = item.previous_step;
+  return !sequence.open;
+}
+
+// Has fetched what Commit touches some items after this one. One whose rows end with a block goes
+// on to its table and ids, and from there to the index.
+inline void BlockManager::FetchToCommit(const PlannedStep& step, std::size_t index) const {
+  const auto item = [&](std::size_t times) -> const PlannedItem& {
+    return step.items[std::min(index + times * kFetchAhead, step.items.size() - 1)];
+  };
+  const PlannedItem &near = item(1), &further = item(2), &far = item(3);
+  sequences_.Prefetch(near.sequence);
+  if (!config_.reuse) return;
+  if (far.ends_block) sequences_.PrefetchLists(far.sequence);
+  if (further.ends_block) sequences_.PrefetchEnds(further.sequence);
+  if (!near.ends_block) return;
+  const std::vector<BlockId>& table = sequences_.at(near.sequence).table;
+  for (std::size_t n = table.size(); n > 0 && n + 2 > table.size(); --n) {
+    pool_.Prefetch(table[n - 1]);
+    index_.Prefetch(table[n - 1]);
+  }
+}
+
 void BlockManager::Commit(PlannedStep& step, std::span<const StepCommit> commits) {
   bool closed = false;
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
@@ -147,28 +176,6 @@ void BlockManager::Commit(PlannedStep& step, std::span<const StepCommit> commits
   }
   EndStep(step, /*discarded=*/false, closed);
   KeepClean();
-}
-
-// Has fetched what Commit touches some items after this one. One whose rows end with a block goes
-// on to its table and ids, and from there to the index.
-void BlockManager::FetchToCommit(const PlannedStep& step, std::size_t index) const {
-  const std::size_t count = step.items.size();
-  const auto ends_block = [&](std::size_t i) { return i < count && step.items[i].ends_block; };
-  if (const std::size_t i = index + 3 * kFetchAhead; i < count) {
-    sequences_.Prefetch(step.rows[i].sequence);
-    if (step.items[i].ends_block) sequences_.PrefetchLists(step.items[i].sequence);
-  }
-  if (!config_.reuse) return;
-  if (const std::size_t i = index + 2 * kFetchAhead; ends_block(i)) {
-    sequences_.PrefetchEnds(step.items[i].sequence);
-  }
-  if (const std::size_t i = index + kFetchAhead; ends_block(i)) {
-    const std::vector<BlockId>& table = sequences_.at(step.items[i].sequence).table;
-    for (std::size_t n = table.size(); n > 0 && n + 2 > table.size(); --n) {
-      pool_.Prefetch(table[n - 1]);
-      index_.Prefetch(table[n - 1]);
-    }
-  }
 }
 
 void BlockManager::SettleItem(PlannedStep& step, std::size_t index, const StepCommit* commit) {
@@ -285,16 +292,6 @@ void BlockManager::DiscardItem(PlannedStep& step, std::size_t index) {
   sequence.table[static_cast<std::size_t>(tail)] = item.cow_source;
   sequence.first_dirty = std::min<std::int64_t>(sequence.first_dirty, tail);
   ReleaseWith(step, item.cow_target, -1);
-}
-
-// The step does not name the item's sequence any more. Returns whether that was closed.
-bool BlockManager::LeaveItem(const PlannedStep& step, std::size_t index) {
-  const PlannedItem& item = step.items[index];
-  Sequence& sequence = sequences_.at(item.sequence);
-  --sequence.live_steps;
-  // Steps are discarded latest first, so what is left to name it is what named it before.
-  if (sequence.last_step == step.id) sequence.last_step = item.previous_step;
-  return !sequence.open;
 }
 
 // Drops what the step held: references first, deepest blocks of a sequence before the rest of it.

@@ -55,7 +55,8 @@ class TokenList {
  private:
   void Count() { size_ = static_cast<std::uint32_t>(older_.size()); }
   void Join() const {
-    older_.insert(older_.end(), newest_, newest_ + newest_count_);
+    // One by one: a wider load of what was just stored would wait until that is out of the way.
+    for (std::int32_t i = 0; i < newest_count_; ++i) older_.push_back(newest_[i]);
     newest_count_ = 0;
   }
 
