@@ -2,50 +2,49 @@
 #pragma once
 #include <cstddef>
 #include <memory>
+#include <new>
 #include <vector>
 
 #ifdef __linux__
 #include <sys/mman.h>
-
-#include <cstdint>
 #endif
 
 namespace lariat {
 
-// Asks for huge pages under memory that was just allocated, where it is large enough to hold some
-// and the system has them: what is read at random all over it then misses the TLB far less.
-inline void PreferHugePages(void* memory, std::size_t bytes) {
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-  constexpr std::uintptr_t kPage = 4096;
-  constexpr std::size_t kLeast = std::size_t{4} << 20;  // whatever its address, a page of 2 MiB
-  if (bytes < kLeast) return;
-  const auto first = reinterpret_cast<std::uintptr_t>(memory);
-  const std::uintptr_t begin = (first + kPage - 1) / kPage * kPage;
-  const std::uintptr_t end = (first + bytes) / kPage * kPage;
-  // A hint: without them all is as right as with them.
-  (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-#else
-  (void)memory, (void)bytes;
-#endif
-}
-
+// Memory for large arrays that are read at random. From half a huge page on it is made of whole
+// ones, where the system has them, so that such reads miss the TLB far less.
 template <class T>
-struct HugePageAllocator : std::allocator<T> {
+struct HugePageAllocator {
+  using value_type = T;
+  static constexpr std::size_t kPage = std::size_t{2} << 20;
+
   HugePageAllocator() = default;
   template <class U>
   HugePageAllocator(const HugePageAllocator<U>& /*other*/) noexcept {}  // NOLINT: a conversion
-  template <class U>
-  struct rebind {
-    using other = HugePageAllocator<U>;
-  };
+
   T* allocate(std::size_t count) {
-    T* const memory = std::allocator<T>::allocate(count);
-    PreferHugePages(memory, count * sizeof(T));
-    return memory;
+    if (IsSmall(count)) return std::allocator<T>().allocate(count);
+    const std::size_t bytes = (count * sizeof(T) + kPage - 1) / kPage * kPage;
+    void* const memory = ::operator new (bytes, std::align_val_t{kPage});
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    // A hint: without them all is as right as with them.
+    (void)madvise(memory, bytes, MADV_HUGEPAGE);
+#endif
+    return static_cast<T*>(memory);
+  }
+  void deallocate(T* memory, std::size_t count) {
+    if (IsSmall(count)) return std::allocator<T>().deallocate(memory, count);
+    ::operator delete (memory, std::align_val_t{kPage});
+  }
+  bool operator==(const HugePageAllocator& /*other*/) const { return true; }
+
+ private:
+  // Lengths that do not fit are the standard allocator's to refuse.
+  static bool IsSmall(std::size_t count) {
+    return count < kPage / 2 / sizeof(T) || count > PTRDIFF_MAX / sizeof(T) - kPage;
   }
 };
 
-// For arrays that are read at random.
 template <class T>
 using HugePageVector = std::vector<T, HugePageAllocator<T>>;
 

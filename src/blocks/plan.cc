@@ -297,8 +297,8 @@ inline void BlockManager::FetchToReserve(const PlannedStep& step, std::size_t in
   const PlannedItem& near = step.items[std::min(index + kFetchAhead, step.items.size() - 1)];
   const PlannedItem& far = step.items[std::min(index + 2 * kFetchAhead, step.items.size() - 1)];
   sequences_.Prefetch(near.sequence);
-  if (near.new_blocks > 0) sequences_.PrefetchEnds(near.sequence);
-  if (far.new_blocks > 0) sequences_.PrefetchLists(far.sequence);
+  if (near.new_blocks > 0) sequences_.PrefetchTableEnd(near.sequence);
+  if (far.new_blocks > 0) sequences_.PrefetchTable(far.sequence);
 }
 
 void BlockManager::Reserve(PlannedStep& step) {

@@ -22,15 +22,16 @@ SequenceTable::SequenceTable(int max_open, std::int64_t ids_capacity, std::int64
 
 void SequenceTable::AddEntry() {
   const std::size_t index = entries_.size();
-  if (index == chunks_.size() * kEntriesAtOnce) {
-    chunks_.push_back(std::make_unique<Sequence[]>(kEntriesAtOnce));
+  if (chunks_.empty() || chunks_.back().size() == chunks_.back().capacity()) {
+    const std::size_t first = static_cast<std::size_t>(max_open_);
+    HugePageVector<Sequence> chunk;
+    chunk.reserve(chunks_.empty() ? first : kEntriesAtOnce);
+    chunks_.push_back(std::move(chunk));
   }
-  Sequence& entry = chunks_.back()[index % kEntriesAtOnce];
-  // Lists of one size would all begin in the same sets of the processor's caches, and those of
-  // sequences that are about as long would push each other out.
-  const std::size_t shift = index % 61 * (64 / sizeof(TokenId));
-  entry.ids.reserve(static_cast<std::size_t>(ids_capacity_) + shift);
-  entry.table.reserve(static_cast<std::size_t>(table_capacity_) + shift);
+  Sequence fresh;
+  Sequence& entry = fresh;
+  entry.ids.reserve(static_cast<std::size_t>(ids_capacity_));
+  entry.table.reserve(static_cast<std::size_t>(table_capacity_));
   entry.sides.resize(sides_);
   for (SideTable& side : entry.sides) {
     side.table.reserve(static_cast<std::size_t>(table_capacity_));
@@ -41,7 +42,8 @@ void SequenceTable::AddEntry() {
   grow(entries_);
   free_entries_.reserve(entries_.capacity());
   grow(lives_);
-  entries_.push_back(&entry);
+  // Nothing below allocates.
+  entries_.push_back(&chunks_.back().emplace_back(std::move(fresh)));
   lives_.push_back(0);
   free_entries_.push_back(static_cast<int>(index));
 }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/huge_pages.h"
 #include "blocks/block_pool.h"
 #include "blocks/length.h"
 #include "blocks/prefix_index.h"
@@ -33,8 +34,8 @@ struct SideTable {
 //
 // `ids` may be longer than planned (a prompt not computed yet) or shorter (ids that come later).
 //
-// What a step of decoding touches stands first, in two cache lines side by side: the second one has
-// the newest ids.
+// What a step of decoding touches stands first, in one cache line, and where its id goes in
+// another.
 struct alignas(128) Sequence {
   SequenceId id = SequenceId::kNone;  // kNone: this entry is free
   std::uint64_t last_step = 0;        // the latest of the live steps
@@ -47,18 +48,18 @@ struct alignas(128) Sequence {
   Length indexed = 0;           // leading blocks of the table that are a path of the index
   Length first_dirty = 0;       // table entries from here on differ from the resident row
   std::int16_t live_steps = 0;  // that name it, the plan among them
-  bool open = false;            // false with an id: closed, but a live step still names it
-  bool started = false;         // its first plan was made: the prefix hit is decided
-  bool keyed = false;           // has a salt or extra keys
-  bool indexable = true;        // false: its blocks must not enter the index any more
-  bool corrupt = false;         // holds a block with a device fault
-  bool retains = false;         // has retention to give
-  bool pinned = false;          // closed: the table's references wait for a step's end
-  bool suspended = false;       // `places` has its tokens; no table
-  bool in_transit = false;      // waits for a transfer to be accepted
+  bool open : 1 = false;        // false with an id: closed, but a live step still names it
+  bool started : 1 = false;     // its first plan was made: the prefix hit is decided
+  bool keyed : 1 = false;       // has a salt or extra keys
+  bool indexable : 1 = true;    // false: its blocks must not enter the index any more
+  bool corrupt : 1 = false;     // holds a block with a device fault
+  bool retains : 1 = false;     // has retention to give
+  bool pinned : 1 = false;      // closed: the table's references wait for a step's end
+  bool suspended : 1 = false;   // `places` has its tokens; no table
+  bool in_transit : 1 = false;  // waits for a transfer to be accepted
   // The last block of the table is this sequence's alone and not in the index: true where that is
   // known. Whatever may change it, or the table's end, takes it back.
-  bool owns_tail = false;
+  bool owns_tail : 1 = false;
 
   TokenList ids;
 
@@ -88,8 +89,7 @@ struct alignas(128) Sequence {
   bool usable() const { return !corrupt && !suspended && !in_transit; }
   std::int64_t known() const { return static_cast<std::int64_t>(ids.size()); }
 };
-static_assert(offsetof(Sequence, ids) == 64 && TokenList::kNewestBytes == 64 &&
-              sizeof(Sequence) <= 384);
+static_assert(offsetof(Sequence, ids) + TokenList::kCountBytes == 64 && sizeof(Sequence) <= 640);
 
 // Hands out sequence entries and the rows of the resident block tables, lowest first when new and
 // last in first out when returned. Entries do not move.
@@ -115,21 +115,17 @@ class SequenceTable {
   }
   const Sequence* Find(SequenceId id) const { return const_cast<SequenceTable*>(this)->Find(id); }
   // Has what a step of decoding touches of a sequence fetched: it will be asked for soon.
-  void Prefetch(int index) const {
-    __builtin_prefetch(entries_[index], 1);
-    __builtin_prefetch(&entries_[index]->ids, 1);
-  }
+  void Prefetch(int index) const { __builtin_prefetch(entries_[index], 1); }
   // Any id will do.
   void Prefetch(SequenceId id) const {
     const auto index = static_cast<std::uint64_t>(static_cast<std::int64_t>(IndexOf(id)));
     if (index < entries_.size()) Prefetch(static_cast<int>(index));
   }
-  // The same of where its table and its older ids are; and those, at their ends.
-  void PrefetchLists(int index) const { __builtin_prefetch(&entries_[index]->table); }
-  void PrefetchEnds(int index) const {
-    const Sequence& sequence = *entries_[index];
-    __builtin_prefetch(sequence.table.data() + sequence.table.size(), 1);
-    sequence.ids.PrefetchEnd();
+  // The same of where its table is, and of that one's end.
+  void PrefetchTable(int index) const { __builtin_prefetch(&entries_[index]->table); }
+  void PrefetchTableEnd(int index) const {
+    const std::vector<BlockId>& table = entries_[index]->table;
+    __builtin_prefetch(table.data() + table.size(), 1);
   }
   Sequence& at(int index) { return *entries_[index]; }
   const Sequence& at(int index) const { return *entries_[index]; }
@@ -149,10 +145,11 @@ class SequenceTable {
   const std::int64_t table_capacity_;
   const std::size_t sides_;
   int open_count_ = 0;
-  // Entries side by side, so that a step that goes through them in order finds them fetched.
+  // Entries side by side. The first chunk has room for all that are open at once; later ones, never
+  // full, for those that are closed but still named by a live step.
   static constexpr std::size_t kEntriesAtOnce = 64;
   void AddEntry();
-  std::vector<std::unique_ptr<Sequence[]>> chunks_;
+  std::vector<HugePageVector<Sequence>> chunks_;
   std::vector<Sequence*> entries_;
   std::vector<std::uint32_t> lives_;  // by entry: times it was opened
   std::vector<int> free_entries_;

@@ -149,10 +149,11 @@ inline void BlockManager::FetchToCommit(const PlannedStep& step, std::size_t ind
     return step.items[std::min(index + times * kFetchAhead, step.items.size() - 1)];
   };
   const PlannedItem &near = item(1), &further = item(2), &far = item(3);
-  sequences_.Prefetch(near.sequence);
+  sequences_.at(near.sequence).ids.Prefetch();
+  sequences_.Prefetch(further.sequence);
   if (!config_.reuse) return;
-  if (far.ends_block) sequences_.PrefetchLists(far.sequence);
-  if (further.ends_block) sequences_.PrefetchEnds(further.sequence);
+  if (far.ends_block) sequences_.PrefetchTable(far.sequence);
+  if (further.ends_block) sequences_.PrefetchTableEnd(further.sequence);
   if (!near.ends_block) return;
   const std::vector<BlockId>& table = sequences_.at(near.sequence).table;
   for (std::size_t n = table.size(); n > 0 && n + 2 > table.size(); --n) {
@@ -326,8 +327,9 @@ void BlockManager::EndStep(PlannedStep& step, bool discarded, bool closed) {
 // REQUIRES: there are some.
 void BlockManager::IndexNewBlocks(Sequence& sequence) {
   const std::int64_t full = BlockAt(std::min<std::int64_t>(sequence.settled, sequence.known()));
-  const std::span<const TokenId> ids = sequence.ids.all();
   const auto first = static_cast<std::size_t>(sequence.indexed);
+  const auto size = static_cast<std::size_t>(config_.block_size);
+  const std::span<const TokenId> ids = sequence.ids.from(first * size);
   std::int32_t parent = first == 0 ? sequence.root : index_.node(sequence.table[first - 1]);
   const auto note = [&](std::size_t n) {
     if (n < PrefixIndex::kAhead) return;
@@ -335,8 +337,7 @@ void BlockManager::IndexNewBlocks(Sequence& sequence) {
   };
   for (; sequence.indexed < full; ++sequence.indexed) {
     const auto n = static_cast<std::size_t>(sequence.indexed);
-    const auto tokens =
-        ids.subspan(n * config_.block_size, static_cast<std::size_t>(config_.block_size));
+    const auto tokens = ids.subspan((n - first) * size, size);
     const BlockId block = sequence.table[n];
     const NodeId node = index_.Find(parent, tokens);
     if (node == kNoNode) {

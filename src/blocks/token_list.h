@@ -9,15 +9,13 @@
 
 namespace lariat::blocks {
 
-// The ids of a sequence's tokens. The newest ones stand in the object itself and join the others a
-// few at a time: a step of decoding so touches no memory but the sequence's own, where those of ten
-// thousand sequences would be as many pages. Threads: externally synchronised, reading too.
+// The ids of a sequence's tokens. The newest ones stand in the object itself and join the others
+// many at a time: a step of decoding so touches no memory but the sequence's own, where those of
+// ten thousand sequences would be as many pages. Threads: externally synchronised, reading too.
 class TokenList {
  public:
-  static constexpr std::int32_t kNewest = 14;
-  // What push_back and size touch, but where newest ones join the others; it stands first.
-  static constexpr std::size_t kNewestBytes = (2 + kNewest) * sizeof(std::int32_t);
-  static_assert(sizeof(TokenId) == sizeof(std::int32_t));
+  // The object begins with so many bytes of counts; the newest ids follow.
+  static constexpr std::size_t kCountBytes = 8;
 
   // Room for so many tokens: nothing allocates below that.
   void reserve(std::size_t tokens) { older_.reserve(tokens); }
@@ -44,24 +42,31 @@ class TokenList {
     older_.resize(tokens);
     Count();
   }
-  // Has the memory fetched that a join writes to.
-  void PrefetchEnd() const { __builtin_prefetch(older_.data() + older_.size(), 1); }
   // Valid until the next change.
   std::span<const TokenId> all() const {
     Join();
     return older_;
   }
+  // The ids from the `first` one on, which are looked at more cheaply than all. Valid until the
+  // next change.
+  std::span<const TokenId> from(std::size_t first) const {
+    const std::size_t joined = size_ - newest_count_;
+    if (first < joined) return all().subspan(first);
+    return std::span(newest_, newest_count_).subspan(first - joined);
+  }
+  // Has fetched what push_back writes to.
+  void Prefetch() const { __builtin_prefetch(newest_ + newest_count_, 1); }
 
  private:
+  static constexpr std::uint32_t kNewest = 64;
   void Count() { size_ = static_cast<std::uint32_t>(older_.size()); }
   void Join() const {
-    // One by one: a wider load of what was just stored would wait until that is out of the way.
-    for (std::int32_t i = 0; i < newest_count_; ++i) older_.push_back(newest_[i]);
+    older_.insert(older_.end(), newest_, newest_ + newest_count_);
     newest_count_ = 0;
   }
 
   std::uint32_t size_ = 0;
-  mutable std::int32_t newest_count_ = 0;
+  mutable std::uint32_t newest_count_ = 0;
   TokenId newest_[kNewest] = {};
   mutable std::vector<TokenId> older_;
 };
