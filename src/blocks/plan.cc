@@ -293,7 +293,8 @@ BlockId BlockManager::Take(std::vector<UndoEntry>& undo, std::vector<BlockId>& v
 }
 
 // Has fetched what Reserve touches some items after this one.
-inline void BlockManager::FetchToReserve(const PlannedStep& step, std::size_t index) const {
+[[gnu::always_inline]] inline void BlockManager::FetchToReserve(const PlannedStep& step,
+                                                                std::size_t index) const {
   const PlannedItem& near = step.items[std::min(index + kFetchAhead, step.items.size() - 1)];
   const PlannedItem& far = step.items[std::min(index + 2 * kFetchAhead, step.items.size() - 1)];
   sequences_.Prefetch(near.sequence);

@@ -144,7 +144,8 @@ inline bool BlockManager::LeaveItem(const PlannedStep& step, std::size_t index) 
 
 // Has fetched what Commit touches some items after this one. One whose rows end with a block goes
 // on to its table and ids, and from there to the index.
-inline void BlockManager::FetchToCommit(const PlannedStep& step, std::size_t index) const {
+[[gnu::always_inline]] inline void BlockManager::FetchToCommit(const PlannedStep& step,
+                                                               std::size_t index) const {
   const auto item = [&](std::size_t times) -> const PlannedItem& {
     return step.items[std::min(index + times * kFetchAhead, step.items.size() - 1)];
   };
