@@ -95,7 +95,7 @@ Status MultiplyNarrow(const GemmParams& p) {
 
 }  // namespace
 
-Status Gemm(const GemmParams& p) {
+Status Gemm(const GemmParams& p, Crew&) {
   if (p.dtype == DType::kBF16) return MultiplyNarrow<Bf16>(p);
   if (p.dtype == DType::kFP16) return MultiplyNarrow<Fp16>(p);
   for (std::int64_t m = 0; m < p.batch; ++m) {

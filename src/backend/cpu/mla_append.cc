@@ -83,10 +83,14 @@ class MlaAppender {
 
 }  // namespace
 
-void MlaAppendRows(const MlaAppendParams& params) {
+void MlaAppendRows(const MlaAppendParams& params, Crew& crew) {
+  const std::int64_t token_bytes = (std::int64_t{params.rank} + params.rope_dim) *
+                                   static_cast<std::int64_t>(SizeOf(params.in_dtype));
   WithAppendTypes(params.in_dtype, params.dtype, [&](auto in, auto out) {
     const MlaAppender<typename decltype(in)::type, typename decltype(out)::type> appender(params);
-    for (std::int64_t t = 0; t < params.num_tokens; ++t) appender.Append(t);
+    crew.Share(params.num_tokens, GrainOf(token_bytes), [&](std::int64_t first, std::int64_t last) {
+      for (std::int64_t t = first; t < last; ++t) appender.Append(t);
+    });
   });
 }
 

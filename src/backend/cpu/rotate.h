@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#include <mutex>
 #include <type_traits>
 
 #include "base/float16.h"
@@ -56,10 +57,13 @@ void MoveElements(const In* src, Out* dst, std::int64_t count) {
   }
 }
 
-// Keeps the smallest token index; of one token's faults a slot comes before a position.
+// Keeps the smallest token index; of one token's faults a slot comes before a position. So the
+// threads of a crew may come in any order.
 inline void RecordFault(FaultRecord* record, FaultKind kind, std::int64_t token,
                         std::int64_t value) {
   if (record == nullptr) return;
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
   const bool worse = record->kind == FaultKind::kNone || token < record->token ||
                      (token == record->token && kind < record->kind);
   if (!worse) return;
