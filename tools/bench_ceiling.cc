@@ -196,6 +196,14 @@ Status CeilingWorkload::Check(Stream stream) {
 
 }  // namespace
 
+Status CopiesWorkload::Launch(std::int64_t i, Stream stream) {
+  for (const BlockCopy& copy : copies_(i)) {
+    const auto bytes = static_cast<std::int64_t>(copy.bytes);
+    if (Status s = calls_->Copy(copy.dst, copy.src, bytes, false, stream); !s.ok()) return s;
+  }
+  return Status::Ok();
+}
+
 std::unique_ptr<Workload> MakeCeilingWorkload(bool hot) {
   return std::make_unique<CeilingWorkload>(hot);
 }

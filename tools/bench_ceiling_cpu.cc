@@ -46,19 +46,27 @@ class Crew {
   std::vector<std::jthread> others_;  // last: they end before what they use
 };
 
-// Bytes [first, last) of part i of so many, whole pages.
+// Bytes [first, last) of part i of so many, whole pages but for the last one.
 struct Part {
   Part(std::int64_t bytes, int i, int count)
-      : first(bytes / 4096 * i / count * 4096), last(bytes / 4096 * (i + 1) / count * 4096) {}
+      : first(bytes / 4096 * i / count * 4096),
+        last(i + 1 == count ? bytes : bytes / 4096 * (i + 1) / count * 4096) {}
   std::size_t size() const { return static_cast<std::size_t>(last - first); }
   std::int64_t first, last;
 };
+
+// What is smaller one thread copies, as it wakes no other in time.
+constexpr std::int64_t kShared = std::int64_t{128} << 10;
 
 class CpuCalls final : public CeilingCalls {
  public:
   explicit CpuCalls(int threads) : crew_(threads) {}
 
   Status Copy(void* to, const void* from, std::int64_t bytes, bool, Stream) override {
+    if (bytes < kShared) {
+      std::memcpy(to, from, static_cast<std::size_t>(bytes));
+      return Status::Ok();
+    }
     crew_.Run([&](int i) {
       const Part part(bytes, i, crew_.count());
       std::memcpy(static_cast<std::byte*>(to) + part.first,

@@ -13,7 +13,12 @@ class Appender {
  public:
   explicit Appender(const AppendRopeParams& params) : p_(params) {}
 
-  void Append(std::int64_t t) const {
+  LARIAT_INLINE void Run(std::int64_t first, std::int64_t last) const {
+    for (std::int64_t t = first; t < last; ++t) Append(t);
+  }
+
+ private:
+  LARIAT_INLINE void Append(std::int64_t t) const {
     const std::int64_t slot = p_.slots[t];
     const bool turns = p_.rotary_dim > 0;
     // A token that stores nothing and has no q needs no position, so it is not looked at.
@@ -34,7 +39,6 @@ class Appender {
     }
   }
 
- private:
   // Where a token's rows of cos and sin begin, one for each section.
   struct Rows {
     std::int64_t at[3] = {0, 0, 0};
@@ -58,7 +62,7 @@ class Appender {
     return p_.fault_indirect != nullptr ? *p_.fault_indirect : p_.fault;
   }
 
-  void Store(std::int64_t t, std::int64_t slot, const Rows& rows) const {
+  LARIAT_INLINE void Store(std::int64_t t, std::int64_t slot, const Rows& rows) const {
     const std::int64_t block = slot / p_.block_size;
     const std::int64_t row = slot % p_.block_size;
     const auto* k = static_cast<const In*>(p_.k) + t * p_.k_token_stride;
@@ -67,12 +71,17 @@ class Appender {
     auto* v_row = static_cast<Out*>(p_.v_cache) + block * p_.v_block_stride + row * p_.v_row_stride;
     for (std::int64_t head = 0; head < p_.kv_heads; ++head) {
       Turn(k + head * p_.k_head_stride, k_row + head * p_.k_cache_head_stride, rows, p_.rotary_dim);
+    }
+    if (p_.v_head_stride == p_.v_dim && p_.v_cache_head_stride == p_.v_dim) {  // in a row
+      return MoveElements(v, v_row, std::int64_t{p_.kv_heads} * p_.v_dim);
+    }
+    for (std::int64_t head = 0; head < p_.kv_heads; ++head) {
       MoveElements(v + head * p_.v_head_stride, v_row + head * p_.v_cache_head_stride, p_.v_dim);
     }
   }
 
   template <class To>
-  void Turn(const In* src, To* dst, const Rows& rows, int rotary_dim) const {
+  LARIAT_INLINE void Turn(const In* src, To* dst, const Rows& rows, int rotary_dim) const {
     if (rotary_dim > 0 && p_.position_sections == 1) {
       RotateHead(src, dst, p_.cos + rows.at[0], p_.sin + rows.at[0], rotary_dim, p_.style);
     } else if (rotary_dim > 0) {
@@ -98,9 +107,8 @@ void AppendRope(const AppendRopeParams& params, Crew& crew) {
                                    static_cast<std::int64_t>(SizeOf(params.in_dtype));
   WithAppendTypes(params.in_dtype, params.dtype, [&](auto in, auto out) {
     const Appender<typename decltype(in)::type, typename decltype(out)::type> appender(params);
-    crew.Share(params.num_tokens, GrainOf(token_bytes), [&](std::int64_t first, std::int64_t last) {
-      for (std::int64_t t = first; t < last; ++t) appender.Append(t);
-    });
+    crew.Share(params.num_tokens, GrainOf(token_bytes),
+               [&](std::int64_t first, std::int64_t last) { RunWide(appender, first, last); });
   });
 }
 

@@ -11,8 +11,11 @@
 #include <iterator>
 #include <map>
 #include <mutex>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include "backend/cpu/vector.h"
 #include "backend/scratch_pool.h"
 
 namespace lariat::cpu {
@@ -65,6 +68,13 @@ class CpuBackend final : public Backend {
   std::string name() const override { return "cpu"; }
   bool has_memory() const override { return true; }
   int threads() const override { return crew_->threads(); }
+  std::vector<std::string> Tuning() const override {
+    return {std::string("rows by ")
+                .append(std::to_string(threads()))
+                .append(threads() == 1 ? " thread, "
+                                       : " threads where a call moves 128 KiB or more for each, ") +
+            std::string(WidthName(WidestVectors())).append(" vectors; products by CBLAS in fp32")};
+  }
 
   Result<void*> Allocate(MemoryKind, std::size_t bytes) override {
     void* memory = nullptr;

@@ -29,7 +29,7 @@ void FindWinners(const RopeUpdateParams& p, std::int64_t b, std::int64_t first, 
 
 // Rows [first, first + kRun) of one batch entry.
 template <class T, class Table>
-void CopyRun(const RopeUpdateParams& p, std::int64_t b, std::int64_t first) {
+LARIAT_INLINE void CopyRun(const RopeUpdateParams& p, std::int64_t b, std::int64_t first) {
   const std::int64_t row = std::int64_t{p.heads} * p.head_dim;
   const auto* k_new = static_cast<const T*>(p.k_new);
   const auto* v_new = static_cast<const T*>(p.v_new);
@@ -62,13 +62,23 @@ void CopyRun(const RopeUpdateParams& p, std::int64_t b, std::int64_t first) {
   }
 }
 
+// Runs [first, last) of all entries.
+template <class T, class Table>
+struct Copier {
+  const RopeUpdateParams& p;
+  std::int64_t runs;  // of one entry
+  LARIAT_INLINE void Run(std::int64_t first, std::int64_t last) const {
+    for (std::int64_t i = first; i < last; ++i) CopyRun<T, Table>(p, i / runs, i % runs * kRun);
+  }
+};
+
 template <class T, class Table>
 void Run(const RopeUpdateParams& p, Crew& crew) {
   const std::int64_t runs = (p.cache_len + kRun - 1) / kRun;
   const std::int64_t run_bytes =
       std::min(kRun, p.cache_len) * p.heads * p.head_dim * 2 * static_cast<std::int64_t>(sizeof(T));
   crew.Share(p.batch * runs, GrainOf(run_bytes), [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t i = first; i < last; ++i) CopyRun<T, Table>(p, i / runs, i % runs * kRun);
+    RunWide(Copier<T, Table>{p, runs}, first, last);
   });
 }
 
