@@ -55,14 +55,14 @@ void SameBits(unsigned seed) {
   for (const RopeStyle style :
        {RopeStyle::kHalf, RopeStyle::kInterleaved, RopeStyle::kInterleavedToHalf}) {
     AppendShape s;
-    s.tokens = 400;
-    s.kv_heads = 3;
-    s.q_heads = 2;
+    s.tokens = 220;
+    s.kv_heads = 2;
+    s.q_heads = 1;
     s.k_dim = 2 * static_cast<int>(random.Between(64, 100));
     s.v_dim = 2 * static_cast<int>(random.Between(30, 45));
     s.rotary_dim = 2 * static_cast<int>(random.Between(33, 64));  // more than a tile, and a rest
     s.block_size = 16;
-    s.blocks = 26;
+    s.blocks = 15;
     s.num_positions = 50;
     s.style = style;
     s.stride_pad = random.OneOf<std::int64_t>({0, 3});
@@ -79,6 +79,7 @@ void SameBits(unsigned seed) {
     for (const Width width : Widths()) {
       const Narrower narrower(width);
       for (const Device& device : {alone, three}) {
+        if (device.cpu_threads() == 3 && width != Widths().back()) continue;
         const auto got = RunAppend(device, c, options);
         INFO(cpu::WidthName(width) << ", threads " << device.cpu_threads());
         CHECK(got.k_cache == want.k_cache);

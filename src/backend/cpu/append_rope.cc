@@ -11,10 +11,17 @@ namespace {
 template <class In, class Out>
 class Appender {
  public:
-  explicit Appender(const AppendRopeParams& params) : p_(params) {}
+  explicit Appender(const AppendRopeParams& params)
+      : p_(params),
+        row_bytes_{RowBytes(params.k_dim, params.k_cache_head_stride),
+                   RowBytes(params.v_dim, params.v_cache_head_stride)},
+        ahead_(params.num_tokens * (row_bytes_[0] + row_bytes_[1]) >= kAheadBytes) {}
 
   LARIAT_INLINE void Run(std::int64_t first, std::int64_t last) const {
-    for (std::int64_t t = first; t < last; ++t) Append(t);
+    for (std::int64_t t = first; t < last; ++t) {
+      if (ahead_ && t + 1 < last) FetchRows(p_.slots[t + 1]);
+      Append(t);
+    }
   }
 
  private:
@@ -37,6 +44,28 @@ class Appender {
       const std::int64_t at = t * p_.q_token_stride + head * p_.q_head_stride;
       Turn(static_cast<const In*>(p_.q) + at, static_cast<In*>(p_.q_out) + at, rows, rotary_dim);
     }
+  }
+
+  // Bytes of the cache's rows from which they do not stay in a core's own caches.
+  static constexpr std::int64_t kAheadBytes = std::int64_t{1} << 20;
+  static constexpr std::int64_t kLine = 64;
+
+  // Of a row whose heads lie side by side; 0: they do not.
+  std::int64_t RowBytes(int dim, std::int64_t head_stride) const {
+    return head_stride == dim ? std::int64_t{p_.kv_heads} * dim * std::int64_t{sizeof(Out)} : 0;
+  }
+
+  // Asks for the lines that the next token is stored to: blocks lie anywhere, so the processor does
+  // not guess them, and a store to a line that it does not have waits for it.
+  LARIAT_INLINE void FetchRows(std::int64_t slot) const {
+    if (slot < 0 || slot >= p_.num_slots) return;
+    const std::int64_t block = slot / p_.block_size, row = slot % p_.block_size;
+    const auto* k = reinterpret_cast<const char*>(
+        static_cast<const Out*>(p_.k_cache) + block * p_.k_block_stride + row * p_.k_row_stride);
+    const auto* v = reinterpret_cast<const char*>(
+        static_cast<const Out*>(p_.v_cache) + block * p_.v_block_stride + row * p_.v_row_stride);
+    for (std::int64_t at = 0; at < row_bytes_[0]; at += kLine) __builtin_prefetch(k + at, 1);
+    for (std::int64_t at = 0; at < row_bytes_[1]; at += kLine) __builtin_prefetch(v + at, 1);
   }
 
   // Where a token's rows of cos and sin begin, one for each section.
@@ -97,6 +126,8 @@ class Appender {
   }
 
   const AppendRopeParams& p_;
+  const std::int64_t row_bytes_[2];  // of K and V in the cache
+  const bool ahead_;
 };
 
 }  // namespace
