@@ -141,6 +141,8 @@ class Bench(unittest.TestCase):
             self.assertEqual([row["shape"].partition("launch=")[2] for row in rows],
                              ["off", "wait", "early"])
             self.assertEqual([row["pdl"] for row in rows], 3 * [False])  # not on the CPU
+        rows = self.rows("mla-append", "--shape", "T=2", "--shape", "T=2,launch=off")
+        self.assertEqual([row["shape"].partition("launch=")[2] for row in rows], ["wait", "off"])
 
     def test_rope_update(self):
         dtypes = ("fp32", "fp64", "fp16", "bf16")

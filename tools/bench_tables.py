@@ -173,8 +173,12 @@ def launch_table(figures, wants):
     """Operations: without and with a dependent launch where there are both."""
     rows = []
     for want in wants:
-        plain = figures.find(want, launch="off") or figures.find(want)
-        early = figures.find(want, launch="early")
+        plain = figures.find(want, launch="off")
+        early = figures.find(want, launch="early") or figures.find(want, launch="wait")
+        if plain is None and early is None:
+            plain = figures.find(want)
+        elif early is not None and not early["pdl"]:  # where all launches are plain ones
+            plain, early = plain or early, None
         best = early or plain
         products = best is not None and best["tflop_per_s"] > 0 and want.get("products", False)
         rows.append([want.get("label", ""), want["text"], heat(best),
@@ -183,7 +187,7 @@ def launch_table(figures, wants):
                      number(best["tflop_per_s"]) if products else "",
                      percent(best["fraction"]) + (" of products" if products else "") if best else "",
                      want.get("peer", ""), target_of(want, plain, best)])
-    return table(["op", "shape", "", "plain, us", "early, us", "GB/s", "TFLOP/s", "of the ceiling",
+    return table(["op", "shape", "", "plain, us", "dependent, us", "GB/s", "TFLOP/s", "of the ceiling",
                   "best peer, us", "target"], rows)
 
 
