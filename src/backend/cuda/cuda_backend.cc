@@ -51,6 +51,7 @@ class CudaBackend final : public Backend {
   BackendKind kind() const override { return BackendKind::kCuda; }
   std::string name() const override { return name_; }
   bool has_memory() const override { return true; }
+  std::vector<std::string> Tuning() const override { return products_.Describe(); }
 
   Result<void*> Allocate(MemoryKind kind, std::size_t bytes) override {
     void* memory = nullptr;
