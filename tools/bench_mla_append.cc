@@ -25,6 +25,7 @@ class MlaAppendWorkload : public Workload {
 
   std::string op() const override { return "mla-append"; }
   DType dtype() const override { return dtype_; }
+  bool pdl() const override { return launch_.value != 0; }
   std::int64_t bytes() const override {
     const std::int64_t in = FromHidden() ? model_dim_ : Width();
     const std::int64_t weights = FromHidden() ? Width() * model_dim_ : 0;
@@ -54,6 +55,7 @@ class MlaAppendWorkload : public Workload {
             {"from", &from_},
             {"model_dim", &model_dim_, 1, 1 << 20},
             {"style", &style_},
+            {"launch", &launch_},
             {"dtype", &dtype_}};
   }
   double set_size() const override { return static_cast<double>(bytes()); }
@@ -82,6 +84,7 @@ class MlaAppendWorkload : public Workload {
 
   std::int64_t tokens_ = 1, rank_ = 512, rope_dim_ = 64, block_size_ = 64, model_dim_ = 7168;
   Choice from_{{"rows", "hidden"}};
+  Choice launch_ = {LaunchChoice().words, /*value=*/1};
   RopeStyle style_ = RopeStyle::kInterleaved;
   DType dtype_ = DType::kBF16;
 
@@ -174,6 +177,7 @@ MlaAppendParams MlaAppendWorkload::Params(std::int64_t set) const {
   }
   params.norm_weight = norm_weight_.data();
   params.eps = kEps;
+  params.dependent_launch = static_cast<DependentLaunch>(launch_.value);
   params.slots = static_cast<const std::int64_t*>(slots_array_.data()) + set * tokens_;
   params.positions = static_cast<const std::int32_t*>(positions_array_.data());
   params.cos = static_cast<const float*>(cos_table_.data());

@@ -197,6 +197,9 @@ struct MlaCompressParams {
   WeightLayout layout = WeightLayout::kInOut;
   MlaPath path = MlaPath::kAuto;
   bool allow_tf32 = false;
+  // Of the first kernel, where it is one of ours (kFused, or a down-projection of few tokens), else
+  // kOff. kIndexEarly loads weights at once, and needs that promise for them.
+  DependentLaunch dependent_launch = DependentLaunch::kOff;
 
   const void* hidden = nullptr;    // [T, model_dim]
   std::int64_t hidden_stride = 0;  // elements from token to token; 0: contiguous, as everywhere

@@ -249,8 +249,8 @@ cudaError_t MlaAppendRows(const MlaAppendParams& p, cudaStream_t stream) {
   MlaLaunch launch = {};
   launch.stream = stream;
   // The large GEMMs of cuBLAS let no kernel behind them start early.
-  launch.dependent = p.dependent_launch != DependentLaunch::kOff &&
-                     (p.w_down == nullptr || p.num_tokens < kLargeProduct);
+  launch.dependent = p.w_down == nullptr || p.num_tokens < kLargeProduct ? p.dependent_launch
+                                                                         : DependentLaunch::kOff;
   const std::int64_t warps = p.num_tokens < kLargeCall ? 2 : kMlaThreads / kMlaWarp;
   launch.grid = dim3(static_cast<std::uint32_t>((p.num_tokens + warps - 1) / warps));
   launch.block = dim3(static_cast<std::uint32_t>(warps * kMlaWarp));

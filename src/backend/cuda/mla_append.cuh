@@ -26,7 +26,7 @@ struct MlaArgs {
 struct MlaLaunch {
   dim3 grid, block;
   cudaStream_t stream;
-  bool dependent;  // else it waits for the kernel before it to end
+  DependentLaunch dependent;
 };
 
 struct MlaToken {
@@ -114,9 +114,7 @@ __device__ __forceinline__ std::int64_t TokenOfWarp() {
 
 template <class Args>
 cudaError_t LaunchMla(void (*kernel)(Args), const MlaLaunch& launch, const Args& args) {
-  if (!launch.dependent) return Launch(kernel, launch.grid, launch.block, launch.stream, args);
-  return LaunchDependent(DependentLaunch::kAfterWait, kernel, launch.grid, launch.block,
-                         launch.stream, args);
+  return LaunchDependent(launch.dependent, kernel, launch.grid, launch.block, launch.stream, args);
 }
 
 // Puts the general form, element by element, on the stream.

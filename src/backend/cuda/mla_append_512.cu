@@ -145,7 +145,7 @@ __device__ __forceinline__ void StoreIf(bool stores, char* to, std::uint32_t wor
                : "memory");
 }
 
-template <class T>
+template <class T, bool kIndexEarly>
 __global__ void __launch_bounds__(kMlaThreads, 1)
     MlaAppend512Kernel(const __grid_constant__ Args a) {
   const std::uint32_t lane = threadIdx.x % kMlaWarp;
@@ -156,14 +156,22 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
   const char* const latent_at = a.c_kv + lane * 16 + std::uint64_t{index} * a.c_kv_stride;
   const char* const key_at = a.k_pe + lane * 4 + std::uint64_t{index} * a.k_pe_stride;
   const char* const weight_at = a.weight + lane * 16;
-  WaitForPredecessor();
-  LetSuccessorStart();
-
+  Pack<T, kMlaChunk> first, second;
+  std::uint32_t key = 0;
+  const auto load_row = [&] {
+    WaitForPredecessor();
+    if constexpr (!kIndexEarly) LetSuccessorStart();
+    first = LoadChunk<T>(latent_at);
+    second = LoadChunk<T>(latent_at + kMlaWarp * 16);
+    key = LoadInOrder(reinterpret_cast<const std::uint32_t*>(key_at));
+  };
+  if constexpr (kIndexEarly) {
+    LetSuccessorStart();
+  } else {
+    load_row();
+  }
   const std::int32_t position = LoadInOrder(position_at);
   const std::int64_t slot = LoadInOrder(slot_at);
-  const auto first = LoadChunk<T>(latent_at);
-  const auto second = LoadChunk<T>(latent_at + kMlaWarp * 16);
-  const auto key = LoadInOrder(reinterpret_cast<const std::uint32_t*>(key_at));
   const auto first_weight = LoadChunk<T>(weight_at);
   const auto second_weight = LoadChunk<T>(weight_at + kMlaWarp * 16);
 
@@ -178,6 +186,7 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
   const std::uint32_t block = a.block.Divide(small_slot);
   char* const to = a.cache + std::uint64_t{block} * a.block_stride +
                    std::uint64_t{small_slot - block * a.block.divisor} * a.row_stride;
+  if constexpr (kIndexEarly) load_row();
 
   const float sum = SumOfLanes(__fadd_rn(SumOfSquares(first), SumOfSquares(second)));
   // A product by a power of two rounds as the quotient does.
@@ -226,8 +235,13 @@ cudaError_t MlaAppend512(const MlaArgs& args, const MlaLaunch& launch) {
   a.style = p.style;
   a.fault = p.fault;
   a.fault_indirect = p.fault_indirect;
-  return p.dtype == DType::kBF16 ? LaunchMla(MlaAppend512Kernel<Bf16>, launch, a)
-                                 : LaunchMla(MlaAppend512Kernel<Fp16>, launch, a);
+  const bool bf16 = p.dtype == DType::kBF16;
+  if (launch.dependent == DependentLaunch::kIndexEarly) {
+    return bf16 ? LaunchMla(MlaAppend512Kernel<Bf16, true>, launch, a)
+                : LaunchMla(MlaAppend512Kernel<Fp16, true>, launch, a);
+  }
+  return bf16 ? LaunchMla(MlaAppend512Kernel<Bf16, false>, launch, a)
+              : LaunchMla(MlaAppend512Kernel<Fp16, false>, launch, a);
 }
 
 }  // namespace lariat::cuda

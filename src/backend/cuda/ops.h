@@ -18,6 +18,10 @@ cudaError_t MlaGather(const MlaGatherParams& params, cudaStream_t stream);
 
 // Any product, slowly.
 cudaError_t PlainProduct(const GemmParams& params, cudaStream_t stream);
+// Products of few rows: whether it takes these and is the faster way, by shapes, strides and
+// alignments alone.
+bool SkinnyIsFaster(const GemmParams& params);
+cudaError_t SkinnyProduct(const GemmParams& params, cudaStream_t stream);
 
 // What the fused path takes, and where it is the faster one (mla_compress.cu says why).
 bool FusedFits(const MlaCompressParams& params);
