@@ -2,7 +2,6 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
-#include <type_traits>
 
 #include "backend/cuda/element.cuh"
 #include "backend/cuda/launch.h"
@@ -98,33 +97,6 @@ struct Elements<T, 1> {
   }
 };
 
-// The same where sizes are known when a kernel is compiled: then its loops and bounds are too.
-// Every split has a whole part of the inner dimension, and there is one tile.
-template <std::int32_t kInner, std::int32_t kColumns, std::int32_t kV>
-struct FixedShare {
-  template <std::int32_t kDivisor>
-  struct Division {
-    __device__ __forceinline__ std::uint32_t Divide(std::uint32_t n) const { return n / kDivisor; }
-  };
-  static constexpr std::int32_t inner = kInner, columns = kColumns, width = kColumns;
-  static constexpr std::int32_t groups = kColumns / kV;
-  static constexpr std::int32_t depth = [] {
-    std::int32_t part = (kInner * groups + kProductThreads - 1) / kProductThreads;
-    while (kInner % part != 0 || part % (kChunk / kV) != 0) ++part;
-    return part;
-  }();
-  static constexpr std::int32_t splits = kInner / depth;
-  Division<groups> by_groups;
-  Division<width> by_width;
-
-  static constexpr std::int32_t padded_inner() { return kInner; }
-  static constexpr std::int32_t partial(std::int32_t rows) {
-    return splits > 1 ? splits * rows * width : 0;
-  }
-};
-template <class S>
-inline constexpr bool kFixed = !std::is_same_v<S, Share>;
-
 // Where a column of a matrix starts, and the elements from row to row.
 template <class T>
 struct Column {
@@ -140,14 +112,10 @@ class Held {
 
   // Rows [first, first + kDepth) of a split's part. Rows past the matrix become zero, and all of
   // them where the thread has no column.
-  template <class S>
-  __device__ __forceinline__ void LoadFrom(const Column<T>& column, const S& s,
+  __device__ __forceinline__ void LoadFrom(const Column<T>& column, const Share& s,
                                            std::int32_t split, std::int32_t first, bool there) {
     const std::int32_t row = split * s.depth + first;
-    if (kFixed<S> && !there) return;
-    const std::int32_t rows = kFixed<S> ? s.depth
-                              : there   ? min(s.depth - first, s.inner - row)
-                                        : 0;
+    const std::int32_t rows = there ? min(s.depth - first, s.inner - row) : 0;
     const T* from = column.data + row * column.stride;
 #pragma unroll
     for (int i = 0; i < kDepth; ++i) {
@@ -192,16 +160,15 @@ struct Place {
   std::int32_t split;   // none beyond Share::splits
   std::int32_t column;  // of the tile
 
-  template <class S>
-  __device__ __forceinline__ Place(const S& s, int v) {
+  __device__ __forceinline__ Place(const Share& s, int v) {
     split = static_cast<std::int32_t>(s.by_groups.Divide(threadIdx.x));
     column = (static_cast<std::int32_t>(threadIdx.x) - split * s.groups) * v;
   }
 };
 
 // Loads the first weights of a product. weights(column): a Column.
-template <class S, class T, int V, class Weights>
-__device__ __forceinline__ void StartLoads(const S& s, Held<T, V>& held,
+template <class T, int V, class Weights>
+__device__ __forceinline__ void StartLoads(const Share& s, Held<T, V>& held,
                                            const Weights& weights) {
   const Place place(s, V);
   const bool there = place.split < s.splits && place.column < s.columns;
@@ -231,8 +198,8 @@ __device__ __forceinline__ float SumOfSplits(const float* partial, std::int32_t 
 // for the next call where there are no others. Where there are several tiles, splits is 1.
 // REQUIRES: V divides s.columns; the rows are zero from s.inner to s.padded_inner(); all threads of
 //   the block call it; `partial` has room for s.partial(kRows) and nobody still reads it.
-template <int kRows, class S, class T, int V, class Weights, class Sink>
-__device__ __forceinline__ void Multiply(const S& s, Held<T, V>& held, bool& fresh,
+template <int kRows, class T, int V, class Weights, class Sink>
+__device__ __forceinline__ void Multiply(const Share& s, Held<T, V>& held, bool& fresh,
                                          const float* rows, std::int32_t width, float* partial,
                                          const Weights& weights, const Sink& sink) {
   const Place place(s, V);

@@ -28,6 +28,7 @@
 #include "backend/cuda/mla_append.cuh"
 #include "backend/cuda/ops.h"
 #include "backend/dispatch.h"
+#include <cstdlib>
 
 namespace lariat::cuda {
 namespace {
@@ -251,7 +252,8 @@ cudaError_t MlaAppendRows(const MlaAppendParams& p, cudaStream_t stream) {
   // The large GEMMs of cuBLAS let no kernel behind them start early.
   launch.dependent = p.w_down == nullptr || p.num_tokens < kLargeProduct ? p.dependent_launch
                                                                          : DependentLaunch::kOff;
-  const std::int64_t warps = p.num_tokens < kLargeCall ? 2 : kMlaThreads / kMlaWarp;
+  if (getenv("T_EARLY_LARGE") && p.w_down != nullptr) launch.dependent = p.dependent_launch;
+  const std::int64_t warps = getenv("T_WARPS") ? atoi(getenv("T_WARPS")) : p.num_tokens < kLargeCall ? 2 : kMlaThreads / kMlaWarp;
   launch.grid = dim3(static_cast<std::uint32_t>((p.num_tokens + warps - 1) / warps));
   launch.block = dim3(static_cast<std::uint32_t>(warps * kMlaWarp));
   if (!Wide(p)) return MlaAppendElements(args, launch);

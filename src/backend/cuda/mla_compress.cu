@@ -57,22 +57,18 @@ struct Output {
   std::int64_t stride;
 };
 
-template <class Down, class Up>
-struct ArgsOf {
+struct Args {
   Input hidden, w_down, w_up_k, w_up_v;
   Output k, v, latent;  // latent.data null: not wanted
   std::int64_t num_tokens;
   std::int32_t k_width;  // the up-product's columns of k; those of v follow
-  Down down;
-  Up up;
+  Share down, up;
   std::int32_t row_width, latent_width;  // floats of a row in shared memory, multiples of 4
   Divider by_pieces;                     // of a hidden row
   bool weights_early;                    // before the wait of a dependent launch
 };
-using Args = ArgsOf<Share, Share>;
 
 // Shared memory: the hidden rows, the latents, the partial sums of one product at a time.
-template <class Args>
 std::int64_t SharedBytes(const Args& a, int rows) {
   return std::int64_t{4} * (rows * (a.row_width + a.latent_width) +
                             std::max(a.down.partial(rows), a.up.partial(rows)));
@@ -85,7 +81,6 @@ std::int64_t SharedBytes(const Args& a, int rows) {
 template <int kRows, class T, int V>
 class Piece {
  public:
-  template <class Args>
   __device__ __forceinline__ void LoadFrom(const Args& a, std::int64_t token, std::int32_t index) {
     row_ = static_cast<std::int32_t>(a.by_pieces.Divide(static_cast<std::uint32_t>(index)));
     at_ = (index - row_ * static_cast<std::int32_t>(a.by_pieces.divisor)) * V;
@@ -94,7 +89,6 @@ class Piece {
     data_.LoadFrom(static_cast<const T*>(a.hidden.data) + (token + row_) * a.hidden.stride + at_,
                    there ? 0 : 1, 1);
   }
-  template <class Args>
   __device__ __forceinline__ void SaveTo(const Args& a, float* rows) const {
     if (row_ >= kRows) return;
     float* const to = rows + row_ * a.row_width + at_;
@@ -123,7 +117,7 @@ __device__ __forceinline__ void ClearColumns(float* rows, int count, int width, 
 
 // Grid: up to one block for each multiprocessor; a block takes every gridDim.x-th group of kRows
 // tokens. V: columns of a thread in the down-product, and elements of a piece of hidden.
-template <class T, int kRows, int V, class Args>
+template <class T, int kRows, int V>
 __global__ void __launch_bounds__(kProductThreads, 1)
     MlaCompressKernel(const __grid_constant__ Args a) {
   extern __shared__ float4 memory[];
@@ -224,25 +218,13 @@ struct Where {
   cudaStream_t stream;
 };
 
-template <class T, int kRows, int V, class Args>
+template <class T, int kRows, int V>
 cudaError_t LaunchRows(const Args& a, const Where& where) {
   const std::int64_t groups = (a.num_tokens + kRows - 1) / kRows;
   const dim3 grid(static_cast<std::uint32_t>(std::min<std::int64_t>(groups, where.processors)));
-  return LaunchDependent(where.dependent, MlaCompressKernel<T, kRows, V, Args>, grid,
+  return LaunchDependent(where.dependent, MlaCompressKernel<T, kRows, V>, grid,
                          dim3(kProductThreads), static_cast<std::size_t>(SharedBytes(a, kRows)),
                          where.stream, a);
-}
-
-// The project's first shape, whose sizes are compiled in: model_dim 256, rank 48, 4 heads of 32 and
-// 32.
-using FirstArgs = ArgsOf<FixedShare<256, 48, kWide>, FixedShare<48, 256, 1>>;
-bool IsFirst(const Args& a) {
-  return a.down.inner == 256 && a.down.columns == 48 && a.up.columns == 256;
-}
-FirstArgs AsFirst(const Args& a) {
-  return {a.hidden,       a.w_down,  a.w_up_k, a.w_up_v, a.k, a.v, a.latent,
-          a.num_tokens,   a.k_width, {},       {},       256, 48,  Divider(256 / kWide),
-          a.weights_early};
 }
 
 }  // namespace
@@ -265,6 +247,7 @@ bool FusedIsFaster(const MlaCompressParams& p) {
 }
 
 cudaError_t MlaCompressFused(const MlaCompressParams& p, cudaStream_t stream) {
+  if (MlaCompressFixedTakes(p)) return MlaCompressFixed(p, stream);
   int device = 0, processors = 0;
   if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
   if (const cudaError_t error =
@@ -287,10 +270,7 @@ cudaError_t MlaCompressFused(const MlaCompressParams& p, cudaStream_t stream) {
     using T = typename decltype(type)::type;
     if (!aligned) return LaunchRows<T, kMostRows, 1>(a, where);
     if (p.num_tokens <= processors) return LaunchRows<T, 1, kWide>(a, where);
-    if (p.num_tokens <= 3 * std::int64_t{processors}) {
-      if (IsFirst(a)) return LaunchRows<T, 3, kWide>(AsFirst(a), where);
-      return LaunchRows<T, 3, kWide>(a, where);
-    }
+    if (p.num_tokens <= 3 * std::int64_t{processors}) return LaunchRows<T, 3, kWide>(a, where);
     return LaunchRows<T, kMostRows, kWide>(a, where);
   });
 }

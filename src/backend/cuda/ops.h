@@ -27,5 +27,8 @@ cudaError_t SkinnyProduct(const GemmParams& params, cudaStream_t stream);
 bool FusedFits(const MlaCompressParams& params);
 bool FusedIsFaster(const MlaCompressParams& params);
 cudaError_t MlaCompressFused(const MlaCompressParams& params, cudaStream_t stream);
+// The same for sizes that are compiled in (mla_compress_fixed.cu).
+bool MlaCompressFixedTakes(const MlaCompressParams& params);
+cudaError_t MlaCompressFixed(const MlaCompressParams& params, cudaStream_t stream);
 
 }  // namespace lariat::cuda

@@ -13,11 +13,14 @@
 // the inner dimension, of which it has up to kStages steps in flight. A warp multiplies 16 of the
 // 128 of each step; the sums of the warps meet in shared memory and those of the blocks in the
 // cluster's, both in a fixed order. No sum goes through memory, and there is no second launch.
-// A tile is 40 columns where 32 would make more clusters than the machine takes at once: 8
-// processors of each group of 16 or 18, two clusters a group.
+// A tile is 40 columns, so that 576 of them are the 15 clusters of 8 that the machine takes at
+// once.
 //
-// Weights may be loaded before the wait of a dependent launch where the caller promises that
-// nothing writes them (kIndexEarly); rows are loaded behind it.
+// Dependent launches. One row: weights are loaded before the wait where the caller promises that
+// nothing writes them (kIndexEarly). More rows: a block fills a multiprocessor's shared memory, and
+// would keep blocks of the kernel before it from starting if that one lets it come too early, as
+// cuBLAS's do; so it is a dependent launch where the caller asks for kIndexEarly alone, and loads
+// all behind the wait (before it: no gain).
 #include <algorithm>
 
 #include "backend/cuda/dependent_launch.cuh"
@@ -38,7 +41,7 @@ constexpr int kWarps = kThreads / 32;
 constexpr std::int64_t kMostRows = 64;
 constexpr std::int64_t kMostColumns = 1024;
 constexpr std::int64_t kLeastInner = 2048;
-constexpr int kProcessors = 128;  // that clusters of 8 fill, of 132
+constexpr int kMostBlocks = 16;  // of a cluster
 
 struct Args {
   const char* a;
@@ -47,6 +50,7 @@ struct Args {
   std::int64_t a_stride, w_stride, c_stride;  // elements
   std::int32_t rows, columns, inner;
   std::int32_t steps;  // of a block, at most
+  std::int32_t share;  // quads of a tile that a block stores, at most
   bool weights_early;  // before the wait
 };
 
@@ -124,232 +128,282 @@ __global__ void __launch_bounds__(kThreads) OneRowKernel(const __grid_constant__
 
 // --- More rows ---
 
-constexpr int kStep = 16 * kWarps;  // of the inner dimension that arrive together
+constexpr int kTile = 40;  // columns of a cluster
+constexpr int kTileBytes = 2 * kTile;
+constexpr int kStep = 128;  // of the inner dimension that arrive together
 constexpr int kStepBytes = 2 * kStep;
-constexpr int kPitch = 40;  // floats of a row of sums: no bank twice
+constexpr int kPiecesOfRow = kStep / 8;  // of 16 bytes
+constexpr int kSlices = kStep / 16;      // what one instruction multiplies
+constexpr int kStages = 8;
+constexpr int kPitch = kTile + 16;  // floats of a row of sums: no bank twice
+constexpr int kQuads = kTile / 4;   // of columns, of a row
 
-// How the kernel lies in shared memory: stages of weights and rows, and then in their place sums.
-template <int kRows, int kTile>
+// How the kernel lies in shared memory: stages of weights and rows, in whose place the warps' sums
+// come, and behind them what the cluster's blocks send.
+template <int kRows>
 struct Shape {
+  static constexpr int kAcross = kRows / 16;       // warps that share the rows
+  static constexpr int kAlong = kWarps / kAcross;  // and the slices of a step
   static constexpr int kWeightBytes = kTile * kStepBytes;
   static constexpr int kStageBytes = kWeightBytes + kRows * kStepBytes;
-  static constexpr int kStages = 8;
-  static constexpr int kSumFloats = kRows * kPitch;
-  static constexpr int kBytes = std::max(kStages * kStageBytes, 4 * (kWarps + 1) * kSumFloats);
+  static constexpr int kSumFloats = kRows * kPitch;  // of a warp along
+  static constexpr int kReceived = kStages * kStageBytes;
+  static constexpr int kBarrier = kReceived + 4 * kRows * kTile;
+  static constexpr int kBytes = kBarrier + 16;
+  static_assert(4 * kAlong * kSumFloats <= kReceived);
 };
 
-// Byte offsets of 16-byte pieces in a stage; turned so that eight rows lie in different banks.
-// Pieces along the inner dimension, of a row or of a column of weights:
+// Byte offset of a piece of 16 bytes along the inner dimension, of a row or of a column of weights:
+// turned so that those of eight rows lie in different banks.
 __device__ __forceinline__ std::uint32_t PieceOf(int row, int piece) {
   return static_cast<std::uint32_t>(row * kStepBytes + (piece ^ (row & 7)) * 16);
 }
-// Pieces of eight columns, of 32, at one inner index:
-__device__ __forceinline__ std::uint32_t PieceAcross(int inner, int piece) {
-  return static_cast<std::uint32_t>(inner * 64 + (piece ^ ((inner >> 1) & 3)) * 16);
-}
 
-// Starts the copies of one step's weights.
-template <int kTile, bool kOutIn>
-__device__ __forceinline__ void CopyWeights(const Args& a, std::uint32_t stage, std::int32_t column,
-                                            std::int32_t k) {
-  constexpr int kPiecesOfAll = kTile * kStep / 8;
+// What one thread copies of each step: pieces of 16 bytes, kPasses of them, as far apart in memory
+// and in the stage from pass to pass.
+template <int kPasses>
+struct Copier {
+  const char* from;
+  std::int64_t from_pass, from_step;  // bytes
+  std::uint32_t to, to_pass;
+  std::int32_t k, k_pass;  // inner index of a pass, of the first step
+  std::int32_t passes;     // that are there
+
+  __device__ __forceinline__ void Copy(std::uint32_t stage, int step, std::int32_t inner) const {
+    const char* const at = from + step * from_step;
 #pragma unroll
-  for (int i = static_cast<int>(threadIdx.x); i < kPiecesOfAll; i += kThreads) {
-    if constexpr (kOutIn) {
-      const int row = i / (kStep / 8), piece = i % (kStep / 8);
-      const std::int32_t at = k + piece * 8;
-      const bool there = column + row < a.columns && at < a.inner;
-      CopyPiece(stage + PieceOf(row, piece),
-                a.w + 2 * (there ? (column + row) * a.w_stride + at : 0), there);
-    } else {
-      const int inner = i / (kTile / 8), piece = i % (kTile / 8);
-      const std::int32_t at = column + piece * 8;
-      const bool there = k + inner < a.inner && at < a.columns;
-      CopyPiece(stage + PieceAcross(inner, piece),
-                a.w + 2 * (there ? (k + inner) * a.w_stride + at : 0), there);
+    for (int i = 0; i < kPasses; ++i) {
+      const bool there = i < passes && k + step * kStep + i * k_pass < inner;
+      CopyPiece(stage + to + static_cast<std::uint32_t>(i) * to_pass,
+                there ? at + i * from_pass : from, there);
     }
   }
+};
+
+// Of `rows` rows from `data` on, kThreads / kPiecesOfRow rows a pass.
+template <int kPasses>
+__device__ __forceinline__ Copier<kPasses> AlongRows(const char* data, std::int64_t stride,
+                                                     std::int32_t rows, std::int32_t k) {
+  constexpr int kRowsOfPass = kThreads / kPiecesOfRow;
+  const int row = static_cast<int>(threadIdx.x) / kPiecesOfRow;
+  const int piece = static_cast<int>(threadIdx.x) % kPiecesOfRow;
+  Copier<kPasses> c;
+  c.k = k + piece * 8;
+  c.k_pass = 0;
+  c.passes = row < rows ? (rows - row - 1) / kRowsOfPass + 1 : 0;
+  c.from = data + (c.passes > 0 ? 2 * (row * stride + c.k) : 0);
+  c.from_pass = 2 * kRowsOfPass * stride;
+  c.from_step = kStepBytes;
+  c.to = PieceOf(row, piece);
+  c.to_pass = kRowsOfPass * kStepBytes;
+  return c;
 }
 
+// Of columns of a matrix that lies as [inner, columns]. Their rows of 80 bytes fall into different
+// banks by themselves.
+constexpr int kRowsOfPass = 32;
+constexpr int kPassesAcross = kStep / kRowsOfPass;
+__device__ __forceinline__ Copier<kPassesAcross> AcrossRows(const char* data, std::int64_t stride,
+                                                            std::int32_t columns, std::int32_t k) {
+  constexpr int kPiecesOfTile = kTile / 8;
+  const int inner = static_cast<int>(threadIdx.x) / kPiecesOfTile;
+  const int piece = static_cast<int>(threadIdx.x) % kPiecesOfTile;
+  Copier<kPassesAcross> c;
+  c.k = k + inner;
+  c.k_pass = kRowsOfPass;
+  c.passes = piece * 8 < columns ? kPassesAcross : 0;
+  c.from = data + (c.passes > 0 ? 2 * (c.k * stride + piece * 8) : 0);
+  c.from_pass = 2 * kRowsOfPass * stride;
+  c.from_step = 2 * kStep * stride;
+  c.to = static_cast<std::uint32_t>(inner * kTileBytes + piece * 16);
+  c.to_pass = kRowsOfPass * kTileBytes;
+  return c;
+}
+
+// A warp's place in a step: its 16 rows and its slices.
 template <int kRows>
-__device__ __forceinline__ void CopyRows(const Args& a, std::uint32_t stage, std::int32_t k) {
-  constexpr int kPiecesOfAll = kRows * kStep / 8;
-#pragma unroll
-  for (int i = static_cast<int>(threadIdx.x); i < kPiecesOfAll; i += kThreads) {
-    const int row = i / (kStep / 8), piece = i % (kStep / 8);
-    const std::int32_t at = k + piece * 8;
-    const bool there = row < a.rows && at < a.inner;
-    CopyPiece(stage + PieceOf(row, piece), a.a + 2 * (there ? row * a.a_stride + at : 0), there);
+struct WarpPlace {
+  int across, along, id, eighth;  // matrix of a load that the lane gives an address of, its row
+  __device__ __forceinline__ WarpPlace() {
+    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+    across = warp % Shape<kRows>::kAcross;
+    along = warp / Shape<kRows>::kAcross;
+    id = lane / 8;
+    eighth = lane % 8;
   }
-}
+};
 
-// Adds a warp's 16 of a step: rows times tile.
-template <class T, int kRows, int kTile, bool kOutIn>
-__device__ __forceinline__ void MultiplyStep(float (&sums)[kRows / 16][kTile / 8][4],
-                                             std::uint32_t stage) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  const std::uint32_t rows = stage + Shape<kRows, kTile>::kWeightBytes;
-  const int id = lane / 8, eighth = lane % 8;
-  std::uint32_t w[kTile / 8][2];
+// Adds the warp's slices of a step: 16 rows times the tile.
+template <class T, int kRows, bool kOutIn>
+__device__ __forceinline__ void MultiplyStep(float (&sums)[kTile / 8][4], std::uint32_t stage,
+                                             const WarpPlace<kRows>& p) {
 #pragma unroll
-  for (int n = 0; n < kTile / 8; n += 2) {
-    const int tile = min(n + id / 2, kTile / 8 - 1);  // an odd last one comes twice
-    std::uint32_t four[4];
-    if constexpr (kOutIn) {
-      LoadMatrices(four, stage + PieceOf(tile * 8 + eighth, 2 * warp + id % 2));
-    } else {
-      LoadMatricesTurned(four, stage + PieceAcross(warp * 16 + id % 2 * 8 + eighth, tile));
-    }
-    w[n][0] = four[0];
-    w[n][1] = four[1];
-    if (n + 1 < kTile / 8) {
-      w[n + 1][0] = four[2];
-      w[n + 1][1] = four[3];
-    }
-  }
-#pragma unroll
-  for (int m = 0; m < kRows / 16; ++m) {
+  for (int i = 0; i < kSlices / Shape<kRows>::kAlong; ++i) {
+    const int slice = p.along + i * Shape<kRows>::kAlong;
     std::uint32_t x[4];
-    LoadMatrices(x, rows + PieceOf(m * 16 + id % 2 * 8 + eighth, 2 * warp + id / 2));
+    LoadMatrices(x, stage + Shape<kRows>::kWeightBytes +
+                        PieceOf(p.across * 16 + p.id % 2 * 8 + p.eighth, 2 * slice + p.id / 2));
 #pragma unroll
-    for (int n = 0; n < kTile / 8; ++n) MultiplyAdd<T>(sums[m][n], x, w[n]);
+    for (int n = 0; n < kTile / 8; n += 2) {
+      const int tile = n + 1 < kTile / 8 ? n + p.id / 2 : n;  // an odd last one comes twice
+      std::uint32_t four[4];
+      if constexpr (kOutIn) {
+        LoadMatrices(four, stage + PieceOf(tile * 8 + p.eighth, 2 * slice + p.id % 2));
+      } else {
+        const int inner = slice * 16 + p.id % 2 * 8 + p.eighth;
+        LoadMatricesTurned(four,
+                           stage + static_cast<std::uint32_t>(inner * kTileBytes + tile * 16));
+      }
+      MultiplyAdd<T>(sums[n], x, four[0], four[1]);
+      if (n + 1 < kTile / 8) MultiplyAdd<T>(sums[n + 1], x, four[2], four[3]);
+    }
   }
 }
 
-// Adds up the warps' sums of the block and leaves them behind the warps' in shared memory.
-template <int kRows, int kTile>
-__device__ __forceinline__ void AddWarps(const float (&sums)[kRows / 16][kTile / 8][4],
-                                         float* memory) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  constexpr int kSums = Shape<kRows, kTile>::kSumFloats;
+// Leaves the warps' sums in shared memory.
+template <int kRows>
+__device__ __forceinline__ void SaveSums(const float (&sums)[kTile / 8][4], float* memory,
+                                         const WarpPlace<kRows>& p) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  float* const to = memory + p.along * Shape<kRows>::kSumFloats +
+                    (p.across * 16 + lane / 4) * kPitch + 2 * (lane % 4);
 #pragma unroll
-  for (int m = 0; m < kRows / 16; ++m) {
-#pragma unroll
-    for (int n = 0; n < kTile / 8; ++n) {
-      float* const to =
-          memory + warp * kSums + (m * 16 + lane / 4) * kPitch + n * 8 + 2 * (lane % 4);
-      *reinterpret_cast<float2*>(to) = make_float2(sums[m][n][0], sums[m][n][1]);
-      *reinterpret_cast<float2*>(to + 8 * kPitch) = make_float2(sums[m][n][2], sums[m][n][3]);
-    }
-  }
-  __syncthreads();
-#pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < kSums / 4; i += kThreads) {
-    float4 sum = reinterpret_cast<const float4*>(memory)[i];
-#pragma unroll
-    for (int w = 1; w < kWarps; ++w) {
-      const float4 more = reinterpret_cast<const float4*>(memory + w * kSums)[i];
-      sum.x += more.x;
-      sum.y += more.y;
-      sum.z += more.z;
-      sum.w += more.w;
-    }
-    reinterpret_cast<float4*>(memory + kWarps * kSums)[i] = sum;
+  for (int n = 0; n < kTile / 8; ++n) {
+    *reinterpret_cast<float2*>(to + n * 8) = make_float2(sums[n][0], sums[n][1]);
+    *reinterpret_cast<float2*>(to + n * 8 + 8 * kPitch) = make_float2(sums[n][2], sums[n][3]);
   }
 }
 
-// Grid: (blocks of a cluster, tiles).
-template <class T, int kRows, int kTile, bool kOutIn>
+__device__ __forceinline__ float4 Sum(const float4& a, const float4& b) {
+  return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+// Four neighbouring columns of a row, rounded.
+template <class T>
+__device__ __forceinline__ void Store(const Args& a, std::int32_t row, std::int32_t column,
+                                      const float4& sum) {
+  const float values[4] = {sum.x, sum.y, sum.z, sum.w};
+  Save<4>(reinterpret_cast<T*>(a.c) + row * a.c_stride + column, Rounded<T>(values));
+}
+
+// Grid: (blocks of a cluster, tiles). Each block sums a part of the inner dimension, sends each
+// block of the cluster its share of the tile's sums, and adds and stores what it was sent.
+template <class T, int kRows, bool kOutIn>
 __global__ void __launch_bounds__(kThreads, 1) FewRowsKernel(const __grid_constant__ Args a) {
   extern __shared__ __align__(128) char memory[];
-  using Shape = Shape<kRows, kTile>;
-  constexpr int kStages = Shape::kStages;
-  const std::uint32_t stages = SharedAddress(memory);
+  using Shape = Shape<kRows>;
+  const auto thread = static_cast<int>(threadIdx.x);
   const auto column = static_cast<std::int32_t>(blockIdx.y) * kTile;
-  const std::int32_t first = static_cast<std::int32_t>(blockIdx.x) * a.steps * kStep;
-  const auto stage = [&](int step) {
-    return stages + static_cast<std::uint32_t>(step % kStages * Shape::kStageBytes);
-  };
+  const std::uint32_t shared = SharedAddress(memory);
+  const std::uint32_t barrier = shared + Shape::kBarrier;
+  // Quads of the tile, in order of row and column; those of this block.
+  const std::int32_t quads = a.rows * kQuads;
+  const std::int32_t own = min(max(quads - static_cast<int>(blockIdx.x) * a.share, 0), a.share);
+  if (thread == 0) {
+    InitBarrier(barrier, 1);
+    ExpectBytes(barrier, own * static_cast<int>(gridDim.x) * 16);
+  }
+  ArriveAtCluster();  // others may send once all barriers are there
 
-  if (a.weights_early) {
-#pragma unroll 1
-    for (int i = 0; i < min(a.steps, kStages); ++i) {
-      CopyWeights<kTile, kOutIn>(a, stage(i), column, first + i * kStep);
+  const std::int32_t k = static_cast<std::int32_t>(blockIdx.x) * a.steps * kStep;
+  const auto rows = AlongRows<kRows / 16>(a.a, a.a_stride, a.rows, k);
+  const auto weights = [&] {
+    if constexpr (kOutIn) {
+      return AlongRows<(kTile + 15) / 16>(a.w + 2 * column * a.w_stride, a.w_stride,
+                                          min(a.columns - column, kTile), k);
+    } else {
+      return AcrossRows(a.w + 2 * column, a.w_stride, a.columns - column, k);
     }
-  }
+  }();
+  const bool copies_weights = kOutIn || thread < kRowsOfPass * kTile / 8;
+  const auto copy_weights = [&](int stage, int step) {
+    if (copies_weights && step < a.steps) {
+      weights.Copy(shared + static_cast<std::uint32_t>(stage * Shape::kStageBytes), step, a.inner);
+    }
+  };
   WaitForPredecessor();
-#pragma unroll 1
-  for (int i = 0; i < kStages; ++i) {
-    if (i < a.steps) {
-      if (!a.weights_early) CopyWeights<kTile, kOutIn>(a, stage(i), column, first + i * kStep);
-      CopyRows<kRows>(a, stage(i) + Shape::kWeightBytes, first + i * kStep);
-    }
-    EndCopyGroup();
-  }
   LetSuccessorStart();
 
-  float sums[kRows / 16][kTile / 8][4] = {};
+  const WarpPlace<kRows> place;
+  float sums[kTile / 8][4] = {};
 #pragma unroll 1
-  for (int i = 0; i < a.steps; ++i) {
-    WaitForCopyGroups<kStages - 2>();
-    __syncthreads();
-    const int next = i - 1 + kStages;  // in the place of the step before, which all have left
-    if (i > 0 && next < a.steps) {
-      CopyWeights<kTile, kOutIn>(a, stage(next), column, first + next * kStep);
-      CopyRows<kRows>(a, stage(next) + Shape::kWeightBytes, first + next * kStep);
+  for (int first = 0; first < a.steps; first += kStages) {
+#pragma unroll
+    for (int i = 0; i < kStages; ++i) {
+      const int step = first + i;
+      copy_weights(i, step);
+      if (step < a.steps) {
+        rows.Copy(shared + static_cast<std::uint32_t>(i * Shape::kStageBytes + Shape::kWeightBytes),
+                  step, a.inner);
+      }
+      EndCopyGroup();
     }
-    if (i > 0) EndCopyGroup();
-    MultiplyStep<T, kRows, kTile, kOutIn>(sums, stage(i));
+#pragma unroll
+    for (int i = 0; i < kStages; ++i) {
+      if (first + i >= a.steps) break;
+      WaitForCopyGroups(kStages - 1 - i);
+      __syncthreads();
+      MultiplyStep<T, kRows, kOutIn>(
+          sums, shared + static_cast<std::uint32_t>(i * Shape::kStageBytes), place);
+    }
+    __syncthreads();
   }
-  WaitForCopyGroups<0>();
-  __syncthreads();
 
   float* const floats = reinterpret_cast<float*>(memory);
-  AddWarps<kRows, kTile>(sums, floats);
-  SyncCluster();
-  // Each block of the cluster stores a part of the tile.
-  const auto blocks = static_cast<int>(gridDim.x), rank = static_cast<int>(blockIdx.x);
-  constexpr int kPairs = kRows * kTile / 2;
-  const int part = (kPairs + blocks - 1) / blocks;
-  const std::uint32_t all = stages + 4 * kWarps * Shape::kSumFloats;
-#pragma unroll 1
-  for (int i = rank * part + static_cast<int>(threadIdx.x); i < min(kPairs, (rank + 1) * part);
-       i += kThreads) {
-    const int row = i / (kTile / 2), at = i % (kTile / 2) * 2;
-    float2 sum = {};
-    for (int b = 0; b < blocks; ++b) {
-      const float2 more = LoadOfCluster(all + 4 * static_cast<std::uint32_t>(row * kPitch + at), b);
-      sum.x += more.x;
-      sum.y += more.y;
+  SaveSums(sums, floats, place);
+  WaitForCluster();
+  __syncthreads();
+  // To the blocks that store them.
+  for (std::int32_t i = thread; i < quads; i += kThreads) {
+    const std::int32_t row = i / kQuads;
+    const float* const from = floats + row * kPitch + (i - row * kQuads) * 4;
+    float4 sum = *reinterpret_cast<const float4*>(from);
+#pragma unroll
+    for (int w = 1; w < Shape::kAlong; ++w) {
+      sum = Sum(sum, *reinterpret_cast<const float4*>(from + w * Shape::kSumFloats));
     }
-    if (row < a.rows && column + at < a.columns) {
-      Pack<T, 2> pair;
-      pair.Set2(0, sum.x, sum.y);
-      const float values[2] = {sum.x, sum.y};
-      MakeNaNsCanonical(pair, values);
-      *reinterpret_cast<std::uint32_t*>(a.c + 2 * (row * a.c_stride + column + at)) = pair.w[0];
-    }
+    const std::int32_t block = i / a.share;
+    const std::int32_t at = static_cast<int>(blockIdx.x) * a.share + i - block * a.share;
+    SendTo(block, shared + Shape::kReceived + static_cast<std::uint32_t>(at) * 16, sum, barrier);
   }
-  SyncCluster();  // nobody leaves whose sums are still read
+  if (own == 0) return;
+  WaitForBytes(barrier);
+  const auto* const received = reinterpret_cast<const float4*>(memory + Shape::kReceived);
+  for (std::int32_t i = thread; i < own; i += kThreads) {
+    float4 sum = received[i];
+#pragma unroll 8
+    for (std::int32_t b = 1; b < static_cast<int>(gridDim.x); ++b) {
+      sum = Sum(sum, received[b * a.share + i]);
+    }
+    const std::int32_t quad = static_cast<int>(blockIdx.x) * a.share + i;
+    const std::int32_t row = quad / kQuads, at = column + (quad - row * kQuads) * 4;
+    if (at < a.columns) Store<T>(a, row, at, sum);
+  }
 }
 
 // --- Launches ---
 
-struct Split {
-  int tile, blocks;
-};
-// Tiles of columns and blocks of a cluster.
-Split SplitOf(const GemmParams& p) {
-  const auto clusters = [&](int tile) { return static_cast<int>((p.columns + tile - 1) / tile); };
-  const bool wide = p.layout == WeightLayout::kOutIn && clusters(32) * 8 > kProcessors &&
-                    clusters(40) * 8 <= kProcessors;
-  const int tile = wide ? 40 : 32;
+// Blocks of a cluster, a power of two. An H200 has 15 clusters of 8 at work at a time, and 30 of 4.
+int BlocksFor(int tiles) {
   int blocks = 8;
-  while (blocks > 1 && clusters(tile) * blocks > kProcessors) blocks /= 2;
-  return {tile, blocks};
+  while (blocks > 1 && tiles * blocks > 15 * 8) blocks /= 2;
+  return blocks;
 }
 
-template <class T, int kRows, int kTile, bool kOutIn>
-cudaError_t LaunchTile(const GemmParams& p, Args a, int blocks, cudaStream_t stream) {
-  const auto kernel = FewRowsKernel<T, kRows, kTile, kOutIn>;
-  constexpr int kBytes = Shape<kRows, kTile>::kBytes;
+template <class T, int kRows, bool kOutIn>
+cudaError_t LaunchRows(const GemmParams& p, Args a, cudaStream_t stream) {
+  const auto kernel = FewRowsKernel<T, kRows, kOutIn>;
+  constexpr int kBytes = Shape<kRows>::kBytes;
   if (const cudaError_t error =
           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
       error != cudaSuccess) {
     return error;
   }
-  const std::int64_t steps = (p.inner + kStep - 1) / kStep;
-  a.steps = static_cast<std::int32_t>((steps + blocks - 1) / blocks);
+  const std::int32_t tiles = (a.columns + kTile - 1) / kTile;
+  const std::int32_t blocks = BlocksFor(tiles);
+  const auto divide_up = [](std::int32_t n, std::int32_t by) { return (n + by - 1) / by; };
+  a.steps = divide_up(divide_up(a.inner, kStep), blocks);
+  a.share = divide_up(a.rows * kQuads, blocks);
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeClusterDimension;
   attributes[0].val.clusterDim.x = static_cast<unsigned>(blocks);
@@ -357,13 +411,12 @@ cudaError_t LaunchTile(const GemmParams& p, Args a, int blocks, cudaStream_t str
   attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
-  config.gridDim =
-      dim3(static_cast<unsigned>(blocks), static_cast<unsigned>((p.columns + kTile - 1) / kTile));
+  config.gridDim = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
   config.blockDim = dim3(kThreads);
   config.dynamicSmemBytes = kBytes;
   config.stream = stream;
   config.attrs = attributes;
-  config.numAttrs = p.dependent_launch == DependentLaunch::kOff ? 1 : 2;
+  config.numAttrs = p.dependent_launch == DependentLaunch::kIndexEarly ? 2 : 1;
   return cudaLaunchKernelEx(&config, kernel, a);
 }
 
@@ -374,15 +427,13 @@ cudaError_t LaunchType(const GemmParams& p, const Args& a, cudaStream_t stream) 
     const dim3 grid(static_cast<unsigned>((p.columns + kColumns - 1) / kColumns));
     return LaunchDependent(p.dependent_launch, OneRowKernel<T>, grid, dim3(kThreads), stream, a);
   }
-  const Split split = SplitOf(p);
   if (p.rows <= 16) {
-    if (!out_in) return LaunchTile<T, 16, 32, false>(p, a, split.blocks, stream);
-    if (split.tile == 40) return LaunchTile<T, 16, 40, true>(p, a, split.blocks, stream);
-    return LaunchTile<T, 16, 32, true>(p, a, split.blocks, stream);
+    return out_in ? LaunchRows<T, 16, true>(p, a, stream) : LaunchRows<T, 16, false>(p, a, stream);
   }
-  if (!out_in) return LaunchTile<T, 64, 32, false>(p, a, split.blocks, stream);
-  if (split.tile == 40) return LaunchTile<T, 64, 40, true>(p, a, split.blocks, stream);
-  return LaunchTile<T, 64, 32, true>(p, a, split.blocks, stream);
+  if (p.rows <= 32) {
+    return out_in ? LaunchRows<T, 32, true>(p, a, stream) : LaunchRows<T, 32, false>(p, a, stream);
+  }
+  return out_in ? LaunchRows<T, 64, true>(p, a, stream) : LaunchRows<T, 64, false>(p, a, stream);
 }
 
 }  // namespace
@@ -391,8 +442,8 @@ bool SkinnyIsFaster(const GemmParams& p) {
   if (SizeOf(p.dtype) != 2 || p.batch != 1 || p.rows > kMostRows) return false;
   if (p.columns > kMostColumns || p.inner < kLeastInner || p.inner > (1 << 24)) return false;
   const std::int64_t across = p.layout == WeightLayout::kInOut ? p.columns : p.inner;
-  return across % 8 == 0 && p.inner % 8 == 0 && p.columns % 2 == 0 && p.c_stride % 2 == 0 &&
-         reinterpret_cast<std::uintptr_t>(p.c) % 4 == 0 &&
+  return across % 8 == 0 && p.inner % 8 == 0 && p.columns % 4 == 0 && p.c_stride % 4 == 0 &&
+         reinterpret_cast<std::uintptr_t>(p.c) % 8 == 0 &&
          AllMultiplesOf16({p.a, p.w}, {2 * p.a_stride, 2 * p.w_stride}) &&
          KernelsWait(reinterpret_cast<const void*>(OneRowKernel<Bf16>));
 }
