@@ -41,7 +41,6 @@ constexpr int kWarps = kThreads / 32;
 constexpr std::int64_t kMostRows = 64;
 constexpr std::int64_t kMostColumns = 1024;
 constexpr std::int64_t kLeastInner = 2048;
-constexpr int kMostBlocks = 16;  // of a cluster
 
 struct Args {
   const char* a;
