@@ -14,6 +14,8 @@ namespace lariat::cuda {
 inline constexpr int kMlaWarp = 32;      // threads of a token
 inline constexpr int kMlaThreads = 128;  // of a block, at most
 inline constexpr int kMlaChunk = 8;      // elements, as docs/numerics.md
+// Up to so many tokens a block is a single warp, and dependents may start at once.
+inline constexpr std::int64_t kFewTokens = 128;
 
 struct MlaArgs {
   MlaAppendParams p;

@@ -10,11 +10,15 @@
 // - Rows, slot and position are all under way before one is used, which takes a kernel without a
 //   branch for faults: the compiler moves loads behind such a branch, or waits for the slot first.
 // - Dependents start behind the wait. Before it, they take part of the machine too early (1,024
-//   tokens: 2.3 us instead of 1.9).
+//   tokens: 2.3 us instead of 1.9), but where there are few.
+// - With kIndexEarly all that does not depend on the row is done before the wait: slot, position,
+//   tables, weights, and where the row goes. That takes 0.1 us of 64 tokens, 0.3 of 4,096, and 8
+//   registers, for nothing but the row is in flight behind the wait.
 //
 // On an H200 in bf16, cold from 256 tokens on, in a graph with dependent launch (us):
 //   tokens                     1     64    256   1024   8192  65536
-//   `lariat bench`          0.95   1.08   1.45   1.86    6.6   41.1
+//   kAfterWait              0.79   1.01   1.45   1.86   6.62   41.1
+//   kIndexEarly             0.78   0.91   1.43   1.79   6.22   41.7
 // What follows was measured by programs that are not kept, some of it with a trial kernel of the
 // same mapping, which took 0.87, 1.01, 1.48, 1.86, 3.8 (4,096 tokens), 6.2 and 39.7; a copy of the
 // bytes took 0.50, 0.69, 1.29, 1.64, 3.42, 5.66 and 36.7.
@@ -31,7 +35,6 @@
 //   plain launch            1.22   1.18   1.22   1.135  1.076  1.059
 //   a plain empty kernel    1.09   1.07   1.06   1.03   1.01   1.01
 #include <algorithm>
-#include <cstdlib>
 #include <limits>
 
 #include "backend/cuda/dependent_launch.cuh"
@@ -61,7 +64,7 @@ struct Args {
   Divider block;
   float eps;
   RopeStyle style;
-  bool trial;
+  bool trigger_first;  // before the wait
   FaultRecord* fault;
   FaultRecord* const* fault_indirect;
 };
@@ -162,16 +165,13 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
   std::uint32_t key = 0;
   const auto load_row = [&] {
     WaitForPredecessor();
-    if (!kIndexEarly || a.trial) LetSuccessorStart();
+    if (!a.trigger_first) LetSuccessorStart();
     first = LoadChunk<T>(latent_at);
     second = LoadChunk<T>(latent_at + kMlaWarp * 16);
     key = LoadInOrder(reinterpret_cast<const std::uint32_t*>(key_at));
   };
-  if constexpr (kIndexEarly) {
-    if (!a.trial) LetSuccessorStart();
-  } else {
-    load_row();
-  }
+  if (a.trigger_first) LetSuccessorStart();
+  if constexpr (!kIndexEarly) load_row();
   const std::int32_t position = LoadInOrder(position_at);
   const std::int64_t slot = LoadInOrder(slot_at);
   const auto first_weight = LoadChunk<T>(weight_at);
@@ -235,11 +235,12 @@ cudaError_t MlaAppend512(const MlaArgs& args, const MlaLaunch& launch) {
   a.block = args.block;
   a.eps = p.eps;
   a.style = p.style;
-  a.trial = getenv("T_LATE") != nullptr;
   a.fault = p.fault;
   a.fault_indirect = p.fault_indirect;
   const bool bf16 = p.dtype == DType::kBF16;
-  if (launch.dependent == DependentLaunch::kIndexEarly) {
+  const bool early = launch.dependent == DependentLaunch::kIndexEarly;
+  a.trigger_first = early && p.num_tokens <= kFewTokens;
+  if (early) {
     return bf16 ? LaunchMla(MlaAppend512Kernel<Bf16, true>, launch, a)
                 : LaunchMla(MlaAppend512Kernel<Fp16, true>, launch, a);
   }
