@@ -145,6 +145,9 @@ class CudaBackend final : public Backend {
   }
 
   Status Gemm(const GemmParams& params, Stream stream) override {
+    if (IsSkinny(params)) {
+      return Call("product", [&] { return cuda::SkinnyProduct(params, Handle(stream)); });
+    }
     const Result<void*> workspace = Workspace(kProducts, Products::kWorkspaceBytes, stream);
     if (!workspace.ok()) return workspace.status();
     // An algorithm's first use may load its code, which a capture does not allow.
@@ -205,6 +208,11 @@ class CudaBackend final : public Backend {
   Params ForDevice(Params params) const {
     if (!dependent_launch_) params.dependent_launch = DependentLaunch::kOff;
     return params;
+  }
+
+  bool IsSkinny(const GemmParams& params) const {
+    return dependent_launch_ && CurrentDevice(ordinal_).error() == cudaSuccess &&
+           cuda::SkinnyIsFaster(params);
   }
 
   // A ScratchUse, or the products' own.
