@@ -65,6 +65,11 @@ add_test(NAME "house: what documents name exists"
 add_test(NAME "house: messages and their cures"
   COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/tools/check_messages.py ${PROJECT_SOURCE_DIR})
 
+add_test(NAME "house: the tables of the benchmarks"
+  COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/tools/bench_tables.py check)
+add_test(NAME "house: how those tables are made"
+  COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/bench_tables_test.py ${PROJECT_SOURCE_DIR})
+
 # The machine code of the kernels that have a contract with the kernel before them.
 if(LARIAT_WITH_CUDA)
   find_program(LARIAT_CUOBJDUMP cuobjdump HINTS ${CUDAToolkit_BIN_DIR})

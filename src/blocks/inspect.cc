@@ -117,7 +117,7 @@ Result<std::int64_t> BlockManager::BlockHashes(SequenceId id, std::span<BlockHas
   const Result<const Sequence*> found = Get(id);
   if (!found.ok()) return found.status();
   const Sequence& sequence = **found;
-  const std::int64_t count = std::min(sequence.indexed, std::ssize(hashes));
+  const std::int64_t count = std::min<std::int64_t>(sequence.indexed, std::ssize(hashes));
   const auto size = static_cast<std::size_t>(config_.block_size);
   BlockHash hash = HashRoot(index_.OptionsOf(sequence.root), sequence.rope_choice);
   for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {

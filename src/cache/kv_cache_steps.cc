@@ -32,10 +32,12 @@ StepRecord* KVCache::Impl::Find(std::uint64_t id) {
 // device only when the host is more than a whole ring ahead.
 Result<StepRecord*> KVCache::Impl::AcquireRecord() {
   StepRecord* oldest = nullptr;
+  StepRecord* newest = nullptr;  // of those that ended
   for (StepRecord& record : ring) {
-    if (!IsLive(record) && (oldest == nullptr || record.plan.id < oldest->plan.id)) {
-      oldest = &record;
-    }
+    if (IsLive(record)) continue;
+    if (oldest == nullptr || record.plan.id < oldest->plan.id) oldest = &record;
+    if (record.plan.phase != StepPhase::kEnded) continue;
+    if (newest == nullptr || record.plan.id > newest->plan.id) newest = &record;
   }
   if (oldest->event_pending) {
     Result<bool> passed = device.Query(oldest->event);
@@ -45,6 +47,7 @@ Result<StepRecord*> KVCache::Impl::AcquireRecord() {
     }
     Harvest(*oldest);
   }
+  if (newest != nullptr) oldest->plan.TakeLists(newest->plan);
   return oldest;
 }
 

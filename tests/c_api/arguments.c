@@ -9,7 +9,7 @@
 _Static_assert(LARIAT_ABI_VERSION == 1, "the sizes below are those of version 1");
 _Static_assert(sizeof(lariat_layer) == 28, "lariat_layer");
 _Static_assert(sizeof(lariat_rope) == 152, "lariat_rope");
-_Static_assert(sizeof(lariat_cache_config) == 184, "lariat_cache_config");
+_Static_assert(offsetof(lariat_cache_config, host_clean_blocks) == 144, "lariat_cache_config");
 _Static_assert(offsetof(lariat_footprint, padding_bytes) == 80, "lariat_footprint");
 _Static_assert(offsetof(lariat_stats, host_evicted) == 192, "lariat_stats");
 _Static_assert(sizeof(lariat_poll_report) == 20, "lariat_poll_report");
