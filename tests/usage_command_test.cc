@@ -36,11 +36,26 @@ void CheckRefused(const std::string& base, const std::vector<Case>& cases) {
     CHECK(result.exit_code == 2);
     CHECK(result.out.empty());
     CHECK(Has(result.err, c.said));
+    CHECK(std::count(result.err.begin(), result.err.end(), '\n') == 1);
   }
 }
 
 void Write(const std::string& path, const std::string& text) {
   std::ofstream(path, std::ios::binary) << text;
+}
+
+TEST_CASE("A wrong command line is told in one line", "[command]") {
+  CheckRefused("", {
+                       {"dance", "not expected: dance; --help says what there is"},
+                       {"simulate --dance", "not expected: --dance"},
+                       {"inspect --dance", "not expected: --dance"},
+                       {"verify", "RECORDING is required"},
+                       {"verify /absent.safetensors", "/absent.safetensors"},
+                       {"bench dance", "bench dance; allowed"},
+                       {"simulate --trace /absent", "/absent: cannot be read"},
+                       {"simulate --trace", "--trace"},
+                       {"simulate --trace /absent --workload in=1", "--workload"},
+                   });
 }
 
 TEST_CASE("Values of flags are refused by name", "[command]") {

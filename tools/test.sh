@@ -34,6 +34,10 @@ for preset in "${presets[@]}"; do
   # One more than there are processors: some tests wait for clocks.
   ctest --preset "$preset" -j "$(($(nproc) + 1))" --no-tests=error "${selection[@]}" \
     --output-junit "$PWD/build/$preset/tests.xml" || result=1
+  if [[ $preset == release ]] && ! tools/run.sh --check >"build/$preset/run.txt"; then
+    echo "test: tools/run.sh --check failed: build/$preset/run.txt" >&2
+    result=1
+  fi
   echo "test: $preset: built in $((built - begin)) s, tested in $((SECONDS - built)) s"
   reports+=("$preset=build/$preset/tests.xml")
 done
