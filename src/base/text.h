@@ -2,6 +2,8 @@
 #pragma once
 #include <charconv>
 #include <concepts>
+#include <cstdint>
+#include <iterator>
 #include <limits>
 #include <string>
 #include <string_view>
@@ -21,19 +23,26 @@ class TextBuilder {
     text_ += part;
     return *this;
   }
+  // And what converts to it.
+  TextBuilder& operator<<(std::int64_t value) { return Number(value); }
   template <std::integral T>
-  requires(!std::same_as<T, char>) TextBuilder& operator<<(T value) {
+  TextBuilder& operator<<(T value) {
     if constexpr (std::same_as<T, bool>) {
-      text_ += value ? '1' : '0';
+      return *this << (value ? '1' : '0');
     } else {
-      char digits[std::numeric_limits<T>::digits10 + 2];
-      text_.append(digits, std::to_chars(digits, std::end(digits), value).ptr);
+      return Number(value);
     }
-    return *this;
   }
   std::string Take() { return std::move(text_); }
 
  private:
+  template <std::integral T>
+  TextBuilder& Number(T value) {
+    char digits[std::numeric_limits<T>::digits10 + 2];
+    text_.append(digits, std::to_chars(digits, std::end(digits), value).ptr);
+    return *this;
+  }
+
   std::string text_;
 };
 
