@@ -50,7 +50,7 @@ TEST_CASE("A wrong command line is told in one line", "[command]") {
                        {"simulate --dance", "not expected: --dance"},
                        {"inspect --dance", "not expected: --dance"},
                        {"verify", "RECORDING is required"},
-                       {"verify /absent.safetensors", "/absent.safetensors"},
+                       {"verify /absent.safetensors", "/absent.config.json: No such file"},
                        {"bench dance", "bench dance; allowed"},
                        {"simulate --trace /absent", "/absent: cannot be read"},
                        {"simulate --trace", "--trace"},
