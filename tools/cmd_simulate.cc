@@ -65,6 +65,7 @@ Status ByFlag(const Status& status, const SimulateOptions& options) {
       {"memory.bytes", memory + ": bytes"},
       {"memory.num_blocks", options.blocks > 0 ? "--blocks" : memory + ": blocks"},
       {"block_size", "--block-size"},
+      {"layout layer_major", "--layout layer-major"},
       {"max_sequences", "--max-batch, plus 1:"},
       {"max_tokens_per_step", "--prefill-chunk"},
       {"beams", "--beams"},

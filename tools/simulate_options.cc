@@ -112,6 +112,14 @@ void DefineCache(CLI::App& command, SimulateOptions& o) {
   command.add_option("--block-size", o.block_size, "Tokens of a block (default: 16, with MLA 64)")
       ->check(CLI::Range(1, 1 << 24))
       ->group(group);
+  command.add_option("--layout", o.layout, "Order of the pool's planes")
+      ->check(Choice({"block-major", "layer-major"}))
+      ->group(group)
+      ->capture_default_str();
+  command.add_option("--order", o.order, "Inside a plane: rows of heads, or heads of rows")
+      ->check(Choice({"nhd", "hnd"}))
+      ->group(group)
+      ->capture_default_str();
   auto* memory = command.add_option("--memory", o.memory, "Of the pool, as in 8GiB or 80GB")
                      ->group(group)
                      ->capture_default_str();
@@ -304,6 +312,8 @@ Result<SimulateInputs> LoadSimulateInputs(const SimulateOptions& options) {
   SimulatorConfig& config = inputs.config;
   config.dtype = ChooseDType(options.dtype, model->dtype);
   config.block_size = ChooseBlockSize(options.block_size, *model);
+  config.layout = options.layout == "layer-major" ? Layout::kLayerMajor : Layout::kBlockMajor;
+  config.order = options.order == "hnd" ? Order::kHND : Order::kNHD;
   config.model = *std::move(model);
   config.device = *std::move(device);
   config.backend = *backend;

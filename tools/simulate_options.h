@@ -33,7 +33,9 @@ struct SimulateOptions {
   std::string backend = "auto";
 
   // --- the cache ---
-  int block_size = 0;       // 0: by the model
+  int block_size = 0;  // 0: by the model
+  std::string layout = "block-major";
+  std::string order = "nhd";
   std::int64_t blocks = 0;  // 0: by memory
   std::string memory = "8GiB";
   bool unlimited = false;

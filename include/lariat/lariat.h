@@ -65,6 +65,7 @@ enum {
 /* "InvalidArgument"; "Unknown" for any other number. */
 LARIAT_API const char* lariat_code_name(lariat_code code);
 
+/* A cache. */
 typedef struct lariat_cache lariat_cache;
 
 /* What the last call that failed with this cache said. Null: the last one of this thread that had
@@ -105,6 +106,7 @@ enum {
 enum { LARIAT_HALF = 0, LARIAT_INTERLEAVED = 1, LARIAT_INTERLEAVED_TO_HALF = 2 };
 enum { LARIAT_MROPE_SECTIONED = 0, LARIAT_MROPE_INTERLEAVED = 1 };
 
+/* lariat::LayerSpec. */
 typedef struct lariat_layer {
   uint32_t struct_size;
   int32_t kind; /* LARIAT_LAYER_... */
@@ -115,6 +117,7 @@ typedef struct lariat_layer {
   int32_t window;
 } lariat_layer;
 
+/* lariat::RopeSpec. */
 typedef struct lariat_rope {
   uint32_t struct_size;
   int32_t type;  /* LARIAT_ROPE_... */
@@ -141,6 +144,7 @@ typedef struct lariat_rope {
   int32_t reserved; /* 0 */
 } lariat_rope;
 
+/* lariat::CacheConfig, and in it its Shard, MemoryConfig and HostTier. */
 typedef struct lariat_cache_config {
   uint32_t struct_size;
   int32_t dtype; /* LARIAT_BF16, ... */
@@ -170,6 +174,10 @@ typedef struct lariat_cache_config {
   int32_t host_write;            /* LARIAT_WRITE_... */
   int32_t host_write_after_hits; /* 0: 2 */
   int64_t host_clean_blocks;
+  int32_t reader_arrays; /* 1: lariat_step_view from kv_indptr on, and lariat_cache_host_view */
+  int32_t reserved;      /* 0 */
+  void* caller_memory;   /* the pool's, if not null; it outlives the cache and all its tensors */
+  int64_t caller_bytes;
   int64_t max_events; /* for lariat_cache_drain_events; 0: there are none */
 } lariat_cache_config;
 
@@ -183,6 +191,7 @@ LARIAT_API lariat_code lariat_cache_create(const lariat_cache_config* config, la
  * Null is a no-op. */
 LARIAT_API void lariat_cache_destroy(lariat_cache* cache);
 
+/* lariat::MemoryFootprint. */
 typedef struct lariat_footprint {
   uint32_t struct_size;
   int32_t num_groups; /* layers with a block table of their own: groups 0 to num_groups - 1 */
@@ -204,6 +213,7 @@ LARIAT_API lariat_code lariat_config_footprint(const lariat_cache_config* config
                                                lariat_footprint* footprint);
 LARIAT_API lariat_code lariat_cache_footprint(lariat_cache* cache, lariat_footprint* footprint);
 
+/* lariat::Stats. */
 typedef struct lariat_stats {
   uint32_t struct_size;
   int32_t reserved;
@@ -247,6 +257,7 @@ LARIAT_API lariat_code lariat_cache_blocks_for(lariat_cache* cache, int64_t sett
 /* Drops everything cached that no sequence holds. */
 LARIAT_API lariat_code lariat_cache_clear(lariat_cache* cache);
 
+/* lariat::PollReport. */
 typedef struct lariat_poll_report {
   uint32_t struct_size;
   int32_t live_steps;
@@ -256,6 +267,7 @@ typedef struct lariat_poll_report {
 } lariat_poll_report;
 
 enum { LARIAT_FAULT_SLOT = 1, LARIAT_FAULT_POSITION = 2 };
+/* lariat::StepFault. */
 typedef struct lariat_fault {
   uint32_t struct_size;
   int32_t kind; /* LARIAT_FAULT_... */
@@ -264,6 +276,7 @@ typedef struct lariat_fault {
   int64_t value;
 } lariat_fault;
 
+/* lariat::TransferReport. */
 typedef struct lariat_transfer_report {
   uint32_t struct_size;
   int32_t failed; /* 1: its copies failed */
@@ -289,6 +302,7 @@ typedef struct lariat_retention {
   int64_t ttl_ms;
 } lariat_retention;
 
+/* lariat::OpenOptions. */
 typedef struct lariat_open_options {
   uint32_t struct_size;
   int32_t num_extra_keys;
@@ -303,6 +317,7 @@ typedef struct lariat_open_options {
   int32_t reserved; /* 0 */
 } lariat_open_options;
 
+/* lariat::PrefixMatch. */
 typedef struct lariat_prefix_match {
   uint32_t struct_size;
   int32_t reserved;
@@ -331,6 +346,7 @@ LARIAT_API lariat_code lariat_sequence_fork(lariat_cache* cache, uint64_t sequen
 LARIAT_API lariat_code lariat_sequence_set_tokens(lariat_cache* cache, uint64_t sequence,
                                                   const int32_t* tokens, int64_t num_tokens);
 
+/* lariat::Extent. */
 typedef struct lariat_extent {
   uint32_t struct_size;
   int32_t reserved;
@@ -420,6 +436,7 @@ LARIAT_API lariat_code lariat_hash_block(const uint8_t* parent, const int32_t* t
 
 /* --- Steps --------------------------------------------------------------------------------- */
 
+/* lariat::StepItem. */
 typedef struct lariat_step_item {
   uint32_t struct_size;
   int32_t num_positions;
@@ -429,12 +446,14 @@ typedef struct lariat_step_item {
   const int32_t* positions; /* [num_positions]; none: the row's index in the sequence */
 } lariat_step_item;
 
+/* lariat::StepShape. */
 typedef struct lariat_step_shape {
   uint32_t struct_size;
   int32_t max_sequences;
   int64_t max_tokens;
 } lariat_step_shape;
 
+/* lariat::PlanFailure. */
 typedef struct lariat_plan_failure {
   uint32_t struct_size;
   int32_t capacity;      /* in: room in the two arrays, which may be null where it is 0 */
@@ -455,6 +474,7 @@ LARIAT_API lariat_code lariat_step_plan(lariat_cache* cache, const lariat_step_i
  * behind it have ended; the number ends here. */
 LARIAT_API lariat_code lariat_step_drop(lariat_cache* cache, uint64_t step);
 
+/* What a lariat::Step tells of itself. */
 typedef struct lariat_step_info {
   uint32_t struct_size;
   int32_t num_sequences; /* entries of lariat_step_rows */
@@ -464,6 +484,7 @@ typedef struct lariat_step_info {
   int64_t padded_tokens;
 } lariat_step_info;
 
+/* lariat::StepRows. */
 typedef struct lariat_rows {
   uint32_t struct_size;
   int32_t reserved;
@@ -481,6 +502,7 @@ LARIAT_API lariat_code lariat_step_get_rows(lariat_cache* cache, uint64_t step, 
                                             lariat_rows* rows);
 LARIAT_API lariat_code lariat_step_prepare(lariat_cache* cache, uint64_t step, void* stream);
 
+/* lariat::StepCommit. */
 typedef struct lariat_commit {
   uint32_t struct_size;
   int32_t num_tokens;
@@ -546,6 +568,7 @@ typedef struct lariat_mla_append_inputs {
   int32_t dependent_launch; /* LARIAT_LAUNCH_... */
 } lariat_mla_append_inputs;
 
+/* lariat::MlaExpandInputs. */
 typedef struct lariat_mla_expand_inputs {
   uint32_t struct_size;
   int32_t kv_lora_rank;
@@ -566,6 +589,7 @@ typedef struct lariat_mla_expand_inputs {
   int64_t v_token_stride;
 } lariat_mla_expand_inputs;
 
+/* lariat::MlaCompressInputs. */
 typedef struct lariat_mla_compress_inputs {
   uint32_t struct_size;
   int32_t dtype;
@@ -623,8 +647,29 @@ typedef struct lariat_step_view {
   const int32_t* seqused_k;
   const int32_t* block_table;
   int64_t block_table_stride;
+  /* With reader_arrays, else null. */
+  const int32_t* kv_indptr;
+  const int32_t* kv_indices;
+  const int32_t* kv_start;
+  const int32_t* last_page_len;
+  const int32_t* batch_indices;
 } lariat_step_view;
 
+/* The same in host memory, valid until the next lariat_step_prepare. All null without
+ * reader_arrays, before the first step, and on the null backend. */
+typedef struct lariat_host_view {
+  uint32_t struct_size;
+  int32_t num_sequences;     /* padded: n */
+  const int32_t* cu_seqlens; /* [n + 1] */
+  const int32_t* seqused_k;  /* [n], so the last two */
+  const int32_t* kv_indptr;  /* [n + 1] */
+  const int32_t* kv_start;
+  const int32_t* last_page_len;
+  int32_t max_seqlen_q;
+  int32_t max_seqlen_k;
+} lariat_host_view;
+
+/* lariat::LayerView. */
 typedef struct lariat_layer_view {
   uint32_t struct_size;
   int32_t dtype;
@@ -651,6 +696,8 @@ typedef struct lariat_layer_view {
 } lariat_layer_view;
 
 /* Slots and block table are those of a group; all groups share the rest. */
+LARIAT_API lariat_code lariat_cache_host_view(lariat_cache* cache, int32_t group,
+                                              lariat_host_view* view);
 LARIAT_API lariat_code lariat_cache_view(lariat_cache* cache, int32_t group,
                                          lariat_step_view* view);
 LARIAT_API lariat_code lariat_cache_layer(lariat_cache* cache, int32_t layer,

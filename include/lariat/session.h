@@ -119,6 +119,7 @@ struct Request {
   std::vector<std::uint64_t> extra_keys = {};
 };
 
+// How a request ended.
 enum class Outcome : std::uint8_t {
   kFinished,
   kMaxLength,  // refused: prompt and new tokens are more than max_length
@@ -144,6 +145,7 @@ struct RequestResult {
   double end_s = 0;
 };
 
+// Why a sequence is closed.
 enum class SequenceEndReason : std::uint8_t {
   kFinished,   // its request has all its tokens
   kPreempted,  // it will be computed again
@@ -198,6 +200,7 @@ enum class Preempt : std::uint8_t {
   kAuto,       // as Executor::PrefersSwap says
 };
 
+// How a Session admits, batches and preempts.
 struct SessionConfig {
   // Sequences that run at once, each beam counted; the cache opens one more.
   int max_batch = 256;

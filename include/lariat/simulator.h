@@ -51,6 +51,7 @@ class SimulationObserver {
   virtual void OnDone(const RequestResult&) {}
 };
 
+// A model, a device and how its cache and scheduler are set.
 struct SimulatorConfig {
   ModelConfig model;
   DeviceSpec device;  // whose time is simulated; the backend's own does not matter
@@ -60,6 +61,8 @@ struct SimulatorConfig {
   DType dtype = DType::kBF16;
   MemoryConfig memory;
   int block_size = 16;
+  Layout layout = Layout::kBlockMajor;
+  Order order = Order::kNHD;
   Reuse reuse = Reuse::kBlock;  // of traces with token identity
   HostTier host;                // a second tier in host memory
   // On cpu and null: copies between the tiers complete only when somebody waits for them, in an
@@ -97,16 +100,19 @@ struct SimulatorConfig {
   std::function<void(std::int64_t ended, std::int64_t total)> progress;
 };
 
+// Of one latency over all finished requests.
 struct LatencySummary {
   double mean = 0, p50 = 0, p90 = 0, p99 = 0, max = 0;  // milliseconds
 };
 
+// What the comparison of the stored rows with the trace found.
 struct CheckResult {
   std::int64_t sequences = 0;   // of finished requests, each beam, that were compared
   std::int64_t mismatches = 0;  // rows of a layer that differ, preempted and dropped ones' too
   bool fault_fired = false;     // the injected one
 };
 
+// What a simulation counted. Latencies and throughput are in virtual time.
 struct SimulationResult {
   BackendKind backend = BackendKind::kNull;
   std::string backend_name;  // "cpu", "NVIDIA H200"

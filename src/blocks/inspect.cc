@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Looking at the whole state.
-#include <sstream>
-
+#include "base/text.h"
 #include "blocks/block_manager.h"
 #include "lariat/block_hash.h"
 
 namespace lariat::blocks {
 
-void BlockManager::PrintNode(NodeId node, std::ostream& out) const {
+void BlockManager::PrintNode(NodeId node, TextBuilder& out) const {
   out << " parent " << index_.parent(node) << " tokens";
   for (const TokenId token : index_.tokens(node)) out << ' ' << token;
   if (has_tier()) {
@@ -15,7 +14,7 @@ void BlockManager::PrintNode(NodeId node, std::ostream& out) const {
   }
 }
 
-void BlockManager::PrintTier(std::ostream& out) const {
+void BlockManager::PrintTier(TextBuilder& out) const {
   out << "host free";
   for (const HostId h : host_.FreeList()) out << ' ' << h;
   out << "\nhost alone";
@@ -45,7 +44,7 @@ void BlockManager::PrintTier(std::ostream& out) const {
 }
 
 std::string BlockManager::Snapshot() const {
-  std::ostringstream out;
+  TextBuilder out;
   out << "free";
   for (const BlockId b : pool_.FreeList()) out << ' ' << b;
   out << "\nfresh " << pool_.next_fresh() << " of " << pool_.total() << "\nidle";
@@ -111,14 +110,14 @@ std::string BlockManager::Snapshot() const {
         << events_.lost() << '\n';
   }
   out << "plan " << (plan_ == nullptr ? 0 : plan_->id) << " next " << next_step_ << '\n';
-  return out.str();
+  return out.Take();
 }
 
 Result<std::int64_t> BlockManager::BlockHashes(SequenceId id, std::span<BlockHash> hashes) const {
   const Result<const Sequence*> found = Get(id);
   if (!found.ok()) return found.status();
   const Sequence& sequence = **found;
-  const std::int64_t count = std::min(sequence.indexed, std::ssize(hashes));
+  const std::int64_t count = std::min<std::int64_t>(sequence.indexed, std::ssize(hashes));
   const auto size = static_cast<std::size_t>(config_.block_size);
   BlockHash hash = HashRoot(index_.OptionsOf(sequence.root), sequence.rope_choice);
   for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {

@@ -18,6 +18,23 @@ std::uint32_t RankOf(NodeId node) {
   return rank ^ rank >> 13;
 }
 
+// Whether two texts of so many tokens are one.
+inline bool Agree(const TokenId* a, const TokenId* b, std::size_t count) {
+  constexpr std::size_t kAtOnce = 16;  // a cache line, without a call
+  if (count % kAtOnce != 0) return std::memcmp(a, b, count * sizeof(TokenId)) == 0;
+  for (std::size_t first = 0; first < count; first += kAtOnce) {
+    std::uint64_t differ = 0;
+    for (std::size_t i = first; i < first + kAtOnce; i += 2) {
+      std::uint64_t one, other;
+      std::memcpy(&one, a + i, sizeof(one));
+      std::memcpy(&other, b + i, sizeof(other));
+      differ |= one ^ other;
+    }
+    if (differ != 0) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 void PrefixIndex::Reserve(std::size_t blocks, std::size_t hosts) {
@@ -120,6 +137,36 @@ NearestChild PrefixIndex::NearestIn(NodeId at, std::span<const TokenId> tokens) 
   const NodeId nearest = same_before >= same_after ? before : after;
   return {nearest, nodes_[nearest].block,
           static_cast<std::int64_t>(std::max(same_before, same_after))};
+}
+
+NearestChild PrefixIndex::Follow(std::int32_t& parent, std::span<const TokenId> tokens,
+                                 std::vector<BlockId>& path) const {
+  const std::size_t size = block_size_;
+  const Node* const nodes = nodes_.data();
+  const TokenId* const texts = tokens_.data();
+  const TokenId* next = tokens.data();
+  std::size_t left = tokens.size();
+  std::int32_t last = parent;
+  NearestChild nearest;
+  NodeId top = last < 0 ? root(last).child : nodes[last].child;
+  for (; left > 0 && top != kNoNode; top = nodes[last].child) {
+    // What is looked for is there more often than not, as an only child.
+    const bool whole = left >= size && static_cast<std::size_t>(nodes[top].count) == size &&
+                       Agree(texts + static_cast<std::size_t>(top) * size, next, size);
+    if (!whole) {
+      nearest = NearestIn(top, {next, std::min(left, size)});
+      if (static_cast<std::size_t>(nearest.tokens) < size) break;
+      top = nearest.node;
+      nearest = {};
+    }
+    if (nodes[top].ahead != kNoNode) Prefetch(nodes[top].ahead);
+    path.push_back(nodes[top].block);
+    last = top;
+    next += size;
+    left -= size;
+  }
+  parent = last;
+  return nearest;
 }
 
 // Cuts a treap in two: what comes before `tokens`, and what comes after.

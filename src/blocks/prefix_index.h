@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/huge_pages.h"
 #include "blocks/block_pool.h"
 #include "blocks/event_log.h"
 #include "blocks/transfer.h"
@@ -71,6 +72,12 @@ class PrefixIndex {
   NearestChild Nearest(std::int32_t parent, std::span<const TokenId> tokens) const {
     return NearestIn(parent < 0 ? root(parent).child : nodes_[parent].child, tokens);
   }
+  // Goes down from `parent` as far as whole blocks agree with `tokens`, and appends theirs to
+  // `path`. Returns the nearest child of where it stops, by as many of the next block's tokens as
+  // there are. Allocates only where `path` lacks the room.
+  //   parent: becomes the node, or root, where it stops
+  NearestChild Follow(std::int32_t& parent, std::span<const TokenId> tokens,
+                      std::vector<BlockId>& path) const;
   // The same of those in the host tier alone.
   NearestChild NearestOnHost(std::int32_t parent, std::span<const TokenId> tokens) const {
     return NearestIn(HostTopOf(parent), tokens);
@@ -124,6 +131,11 @@ class PrefixIndex {
   // Erases everything. O(nodes).
   void Clear();
 
+  // Tells that a node is kAhead blocks below another one, of which it may be the only word: Follow
+  // has it fetched as soon as it comes by that one. Nothing else depends on it.
+  static constexpr std::size_t kAhead = 12;
+  void NoteBelow(NodeId above, NodeId node) { nodes_[above].ahead = node; }
+
   // Has a node and its tokens fetched: they will be asked for soon.
   void Prefetch(NodeId node) const {
     __builtin_prefetch(&nodes_[node]);
@@ -171,7 +183,7 @@ class PrefixIndex {
 
  private:
   static constexpr std::int32_t kNotUsed = -1;
-  static constexpr std::size_t kHead = 2;
+  static constexpr std::size_t kHead = 1;
   struct Node {
     std::int32_t parent = kNotUsed;  // node, or root (<= -2)
     NodeId child = kNoNode;          // top of the treap of its children on the device
@@ -179,7 +191,8 @@ class PrefixIndex {
     NodeId right = kNoNode;
     BlockId block = kNoBlock;
     std::int32_t count = 0;    // of its tokens
-    TokenId head[kHead] = {};  // the first of them: what most comparisons come down to
+    NodeId ahead = kNoNode;    // one kAhead blocks below it, or what was; see NoteBelow
+    TokenId head[kHead] = {};  // its first tokens: what most comparisons come down to
   };
   static_assert(sizeof(Node) == 32);
   // What a node has besides where there is a host tier.
@@ -236,11 +249,11 @@ class PrefixIndex {
 
   const std::size_t block_size_;
   EventLog* const log_;
-  std::vector<Node> nodes_;       // by node; the first ones have the blocks' numbers
-  std::vector<NodeId> spare_of_;  // by block, with a host tier: its node of another number
-  std::vector<OnHost> on_host_;   // by node; empty: there is no host tier
-  std::vector<TokenId> tokens_;   // [nodes, block_size]
-  std::vector<NodeId> spare_;     // nodes without a block's number, the next one to take last
+  HugePageVector<Node> nodes_;      // by node; the first ones have the blocks' numbers
+  std::vector<NodeId> spare_of_;    // by block, with a host tier: its node of another number
+  std::vector<OnHost> on_host_;     // by node; empty: there is no host tier
+  HugePageVector<TokenId> tokens_;  // [nodes, block_size]
+  std::vector<NodeId> spare_;       // nodes without a block's number, the next one to take last
   std::size_t capacity_ = 0;
   std::int64_t size_ = 0;
   std::map<RootKey, RootId> root_ids_;

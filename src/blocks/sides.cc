@@ -264,7 +264,7 @@ Status BlockManager::CheckLength(const Sequence& sequence, std::int64_t length) 
 void BlockManager::SlideOut(Sequence& sequence) {
   for (std::size_t side = 0; side < sides_.count(); ++side) {
     SideTable& of_side = sequence.sides[side];
-    const std::int64_t first = std::min(
+    const std::int64_t first = std::min<std::int64_t>(
         sides_.reach(side).First(sequence.settled) / config_.block_size, std::ssize(of_side.table));
     for (; of_side.slid < first; ++of_side.slid) {
       BlockId& block = of_side.table[static_cast<std::size_t>(of_side.slid)];
@@ -295,7 +295,8 @@ void BlockManager::AttachSides(Sequence& sequence, std::size_t n, BlockId owner)
     pool_.NotePeak();  // a live step may still name the copy
     const BlockId copy = mine;
     mine = cached;
-    sequence.first_dirty = std::min(sequence.first_dirty, static_cast<std::int64_t>(n));
+    sequence.first_dirty =
+        std::min<std::int64_t>(sequence.first_dirty, static_cast<std::int64_t>(n));
     ++merged_;
     Release(sequence, copy);
   }

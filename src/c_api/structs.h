@@ -20,6 +20,8 @@ inline constexpr std::uint32_t kFirstSize = sizeof(T);
 template <>
 inline constexpr std::uint32_t kFirstSize<lariat_cache_config> = 152;
 template <>
+inline constexpr std::uint32_t kFirstSize<lariat_step_view> = 64;
+template <>
 inline constexpr std::uint32_t kFirstSize<lariat_footprint> = 88;
 template <>
 inline constexpr std::uint32_t kFirstSize<lariat_stats> = 200;

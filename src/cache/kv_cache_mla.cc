@@ -67,7 +67,7 @@ MlaAppendParams KVCache::Impl::AppendParams(int layer, const MlaAppendInputs& in
   params.num_slots = resolved.num_blocks * config.block_size;
   params.block_size = config.block_size;
   params.block_stride = plane.block_stride / element;
-  params.row_stride = plane.row_bytes / element;
+  params.row_stride = plane.row_stride / element;
   params.fault_indirect = arrays.fault_word();
   return params;
 }
@@ -118,7 +118,7 @@ MlaExpandParams KVCache::Impl::ExpandParams(int layer, const MlaExpandInputs& in
   params.num_blocks = resolved.num_blocks;
   params.block_size = config.block_size;
   params.block_stride = plane.block_stride / element;
-  params.row_stride = plane.row_bytes / element;
+  params.row_stride = plane.row_stride / element;
   params.k = inputs.k;
   params.v = inputs.v;
   params.k_token_stride = inputs.k_token_stride;

@@ -110,6 +110,8 @@ CacheConfig MakeCacheConfig(const Trace& trace, const SimulatorConfig& config) {
   cache.backend = config.backend;
   cache.memory = config.memory;
   cache.block_size = config.block_size;
+  cache.layout = config.layout;
+  cache.order = config.order;
   // Without token identity no two prompts are alike, and looking for hits would only cost time.
   cache.reuse = trace.has_token_identity() ? config.reuse : Reuse::kNone;
   cache.host = config.host;

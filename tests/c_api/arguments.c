@@ -30,7 +30,7 @@ _Static_assert(sizeof(lariat_append_inputs) == 88, "lariat_append_inputs");
 _Static_assert(sizeof(lariat_mla_append_inputs) == 104, "lariat_mla_append_inputs");
 _Static_assert(sizeof(lariat_mla_expand_inputs) == 104, "lariat_mla_expand_inputs");
 _Static_assert(sizeof(lariat_mla_compress_inputs) == 136, "lariat_mla_compress_inputs");
-_Static_assert(sizeof(lariat_step_view) == 64, "lariat_step_view");
+_Static_assert(sizeof(lariat_step_view) == 104, "lariat_step_view");
 _Static_assert(sizeof(lariat_layer_view) == 136, "lariat_layer_view");
 /* DLPack's own, of 0.8 and 1.x. */
 _Static_assert(sizeof(DLTensor) == 48, "DLTensor");
@@ -95,6 +95,7 @@ static void NoCache(void) {
   NULL_CACHE(lariat_warmup_mla_expand(NULL, 0, NULL, NULL));
   NULL_CACHE(lariat_warmup_mla_compress(NULL, 0, NULL, NULL));
   NULL_CACHE(lariat_cache_view(NULL, 0, NULL));
+  NULL_CACHE(lariat_cache_host_view(NULL, 0, NULL));
   NULL_CACHE(lariat_cache_layer(NULL, 0, NULL));
   NULL_CACHE(lariat_cache_layer_tensor(NULL, 0, LARIAT_K, NULL));
   lariat_cache_destroy(NULL);
@@ -134,6 +135,7 @@ static void NoArgument(lariat_cache* cache, uint64_t sequence) {
   failure.sequences = &step;
   NULL_ARGUMENT("failure.blocks", lariat_step_plan(cache, NULL, 0, NULL, &failure, &step));
   NULL_ARGUMENT("view", lariat_cache_view(cache, 0, NULL));
+  NULL_ARGUMENT("view", lariat_cache_host_view(cache, 0, NULL));
   NULL_ARGUMENT("view", lariat_cache_layer(cache, 0, NULL));
   NULL_ARGUMENT("tensor", lariat_cache_layer_tensor(cache, 0, LARIAT_K, NULL));
   NULL_ARGUMENT("inputs", lariat_warmup_mla_append(cache, 0, NULL, NULL));
@@ -324,7 +326,10 @@ void TestConfig(void) {
   BAD("num_mrope_sections is 5", config.ropes = &rope);
   CHECK(cache == untouched);
 
-  good.order = LARIAT_ORDER_HND;
+  layer = good.layers[0];
+  layer.kind = LARIAT_LAYER_LINEAR;
+  good.layers = &layer;
+  good.num_layers = 1;
   ANSWERS(NULL, LARIAT_UNSUPPORTED, lariat_cache_create(&good, &cache));
   CHECK(cache == untouched);
   /* What is 0 has its default. */

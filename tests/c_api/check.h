@@ -69,5 +69,6 @@ void TestWindows(void);
 void TestTier(void);
 void TestLatents(void);
 void TestCompress(void);
+void TestReaders(void);
 
 #endif /* TESTS_C_API_CHECK_H_ */

@@ -51,6 +51,7 @@ class CudaBackend final : public Backend {
   BackendKind kind() const override { return BackendKind::kCuda; }
   std::string name() const override { return name_; }
   bool has_memory() const override { return true; }
+  std::vector<std::string> Tuning() const override { return products_.Describe(); }
 
   Result<void*> Allocate(MemoryKind kind, std::size_t bytes) override {
     void* memory = nullptr;
@@ -144,6 +145,9 @@ class CudaBackend final : public Backend {
   }
 
   Status Gemm(const GemmParams& params, Stream stream) override {
+    if (IsSkinny(params)) {
+      return Call("product", [&] { return cuda::SkinnyProduct(params, Handle(stream)); });
+    }
     const Result<void*> workspace = Workspace(kProducts, Products::kWorkspaceBytes, stream);
     if (!workspace.ok()) return workspace.status();
     // An algorithm's first use may load its code, which a capture does not allow.
@@ -204,6 +208,11 @@ class CudaBackend final : public Backend {
   Params ForDevice(Params params) const {
     if (!dependent_launch_) params.dependent_launch = DependentLaunch::kOff;
     return params;
+  }
+
+  bool IsSkinny(const GemmParams& params) const {
+    return dependent_launch_ && CurrentDevice(ordinal_).error() == cudaSuccess &&
+           cuda::SkinnyIsFaster(params);
   }
 
   // A ScratchUse, or the products' own.
