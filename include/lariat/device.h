@@ -69,6 +69,7 @@ class Device {
   void DestroyStream(Stream stream) noexcept;
   Status Synchronize(Stream stream);  // blocks the host until the stream's work is done
 
+  // Points in the work of a stream.
   Result<Event> CreateEvent();
   void DestroyEvent(Event event) noexcept;
   Status Record(Event event, Stream stream);
