@@ -21,6 +21,7 @@ struct BlockCopy {
   std::size_t bytes = 0;
 };
 
+// How a device goes about its work.
 struct DeviceOptions {
   // Threads that share the tokens of one call on the CPU, the calling one among them: 1..1024. The
   // others are made with the device and sleep between calls. Matrix products bring the threads of
