@@ -49,6 +49,7 @@ class CeilingWorkload : public Workload {
   bool capturable() const override { return !IsLink(kind_.value); }
   // The row is its own ceiling: what it reaches.
   bool is_ceiling() const override { return true; }
+  bool multiplies() const override { return kind_.value == kGemm; }
 
   Status Prepare(Device& device, Stream stream) override;
   Status Launch(std::int64_t i, Stream stream) override;

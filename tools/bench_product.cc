@@ -129,8 +129,7 @@ Result<ProductClock> ProductClock::Create(Device& device, const Workload& worklo
     Result<std::unique_ptr<Workload>> way =
         FastestWay(device, product, workload.dtype(), workload.sets(), stream);
     if (!way.ok()) return way.status();
-    Run run = {*std::move(way),
-               device.kind() == BackendKind::kCuda ? MakeCudaTimer(device) : MakeCpuTimer()};
+    Run run = {*std::move(way), MakeTimer(device)};
     Status status = run.workload->Prepare(device, stream);
     if (status.ok()) status = run.workload->Check(stream);
     if (status.ok()) status = run.timer->Begin(*run.workload, stream);

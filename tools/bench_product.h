@@ -29,6 +29,7 @@ class ProductWorkload : public Workload {
     return 2 * product_.batch * product_.rows * product_.columns * product_.inner;
   }
   std::int64_t sets() const override { return sets_; }
+  bool multiplies() const override { return true; }
   Status Prepare(Device& device, Stream stream) override;
   Status Check(Stream stream) override;
 

@@ -21,13 +21,14 @@ class Timer {
   virtual void End() = 0;
 };
 
-// Calls one after another on the host's clock.
-std::unique_ptr<Timer> MakeCpuTimer();
+// Calls one after another: by the CPU time of the calling thread where it works alone, so that what
+// else runs on the machine does not count; else on the host's clock.
+std::unique_ptr<Timer> MakeCpuTimer(int threads);
 // Replays of a CUDA graph of launches, or calls where those cannot be captured, on the device's
 // clock. Null in a build without CUDA.
 std::unique_ptr<Timer> MakeCudaTimer(Device& device);
 inline std::unique_ptr<Timer> MakeTimer(Device& device) {
-  return device.kind() == BackendKind::kCuda ? MakeCudaTimer(device) : MakeCpuTimer();
+  return device.kind() == BackendKind::kCuda ? MakeCudaTimer(device) : MakeCpuTimer(device.cpu_threads());
 }
 
 // The median of so many samples of a workload that is prepared.

@@ -53,6 +53,8 @@ class Workload {
   // The products that it holds. Where there are some, the ceiling is what they take alone, by the
   // best of the algorithms that the machine's library proposes.
   virtual std::vector<Product> products() const { return {}; }
+  // Whether it calls the machine's library, which has threads of its own.
+  virtual bool multiplies() const { return !products().empty(); }
 
   // Whether the launches may be captured in a CUDA graph. Those that may not are timed as calls.
   virtual bool capturable() const { return true; }
