@@ -398,7 +398,7 @@ TEST_CASE("Help and version are exit 0", "[command]") {
                            "--seed",         "--check",       "--inject-fault",  "--at",
                            "--requests-out", "--json",        "--backend",       "--strict",
                            "--follow-turns", "--speculate",   "--beams",         "--layout",
-                           "--order"}) {
+                           "--order",        "--trace-out"}) {
     INFO(flag);
     CHECK(help.out.find(flag) != std::string::npos);
   }

@@ -220,6 +220,13 @@ void DefineResults(CLI::App& command, SimulateOptions& o) {
                   "Write one line per request as CSV; - is stdout, and then nothing else")
       ->check(NotEmpty())
       ->group(group);
+  command
+      .add_option(
+          "--trace-out", o.trace_out,
+          "Write steps, requests and transfers on the virtual clock for Perfetto, as Chrome "
+          "trace-event JSON; - is stdout, and then nothing else")
+      ->check(NotEmpty())
+      ->group(group);
 }
 
 Result<Trace> LoadTrace(const SimulateOptions& options) {
@@ -232,18 +239,30 @@ Result<Trace> LoadTrace(const SimulateOptions& options) {
       {.format = *format, .limit = options.limit, .rate = options.rate, .strict = options.strict});
 }
 
+bool SameFile(const std::string& one, const std::string& other) {
+  std::error_code ignored;
+  return one == other || std::filesystem::weakly_canonical(one, ignored) ==
+                             std::filesystem::weakly_canonical(other, ignored);
+}
+
 // Where the results go, before a run that may take long.
 Status CheckOutputs(const SimulateOptions& options) {
-  Status checked = CheckOutput("--json", options.json);
-  if (checked.ok()) checked = CheckOutput("--requests-out", options.requests_out);
-  if (!checked.ok() || options.json.empty() || options.requests_out.empty()) return checked;
-  std::error_code ignored;
-  const bool same = options.json == options.requests_out ||
-                    std::filesystem::weakly_canonical(options.json, ignored) ==
-                        std::filesystem::weakly_canonical(options.requests_out, ignored);
-  if (!same) return checked;
-  return InvalidArgument("--json and --requests-out both name " +
-                         (options.json == "-" ? "standard output" : options.json));
+  const std::pair<std::string, const std::string&> outputs[] = {
+      {"--json", options.json},
+      {"--requests-out", options.requests_out},
+      {"--trace-out", options.trace_out}};
+  for (const auto& [flag, path] : outputs) {
+    if (Status s = CheckOutput(flag, path); !s.ok()) return s;
+  }
+  for (const auto& [flag, path] : outputs) {
+    for (const auto& [other_flag, other] : outputs) {
+      if (flag == other_flag) break;  // pairs, each once
+      if (path.empty() || other.empty() || !SameFile(path, other)) continue;
+      return InvalidArgument(other_flag + " and " + flag + " both name " +
+                             (other == "-" ? "standard output" : other));
+    }
+  }
+  return Status::Ok();
 }
 
 }  // namespace

@@ -62,6 +62,7 @@ struct SimulateOptions {
   // --- results ---
   std::string json;          // empty: none; "-": stdout
   std::string requests_out;  // empty: none
+  std::string trace_out;     // empty: none
 
   std::string not_built;  // a flag of a later version that was given
 };

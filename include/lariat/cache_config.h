@@ -10,6 +10,8 @@
 
 namespace lariat {
 
+// How far back a layer reads: all tokens, those in a window, those of its own chunk, latents of
+// all; or a state of fixed size (kUnsupported for now).
 enum class LayerKind : std::uint8_t { kFull, kSliding, kChunked, kMla, kLinear };
 
 // What one layer stores per token, and how far back it reads. Layers of one kind and window form a
@@ -94,6 +96,7 @@ struct HostTier {
 // least recently used one among equals.
 enum class EvictionPolicy : std::uint8_t { kLru, kPriority };
 
+// What a cache holds, in how much memory, and for how many sequences and steps at once.
 struct CacheConfig {
   // --- what is stored ---
   std::vector<LayerSpec> layers;
@@ -115,7 +118,10 @@ struct CacheConfig {
   // --- how it is used ---
   Reuse reuse = Reuse::kBlock;
   EvictionPolicy eviction = EvictionPolicy::kLru;
-  std::int64_t max_pinned_blocks = 0;        // that Pin may hold at once, >= 0
+  std::int64_t max_pinned_blocks = 0;  // that Pin may hold at once, >= 0
+  // Changes of the index that wait for KVCache::DrainEvents at most, 0..2^24; 0: there are none,
+  // and they cost nothing.
+  std::int64_t max_events = 0;
   int max_steps_in_flight = 2;               // 1..16
   int max_sequences = 256;                   // open at once, >= 1
   std::int64_t max_tokens_per_sequence = 0;  // required; sizes RoPE and block tables
@@ -143,8 +149,11 @@ struct MemoryFootprint {
   std::int64_t pinned_host_bytes = 0;  // staging ring, fault records and the host tier
   std::int64_t num_host_blocks = 0;
   std::int64_t host_tier_bytes = 0;  // of pinned_host_bytes
+  // Host memory of max_events, with the names of the blocks that there are room for.
+  std::int64_t event_log_bytes = 0;
 };
 
+// What KVCache::Supports is asked for.
 enum class Feature : std::uint8_t { kTransfers, kReleaseReacquire, kTokenReuse, kCheckSlots };
 
 }  // namespace lariat

@@ -50,6 +50,7 @@ struct OpenOptions {
   std::span<const Retention> retention = {};  // copied; EvictionPolicy::kPriority only
 };
 
+// How much of a prompt is cached. Claims nothing, and may be stale at the next call.
 struct PrefixMatch {
   std::int64_t tokens = 0;  // a first Plan would find this many cached on the device
   // Whole blocks of them, of the first group; what is beyond would be copied (kToken).
@@ -59,6 +60,7 @@ struct PrefixMatch {
   std::int64_t host_tokens = 0;  // >= tokens
 };
 
+// How long a sequence is, by what is meant.
 struct Extent {
   std::int64_t settled = 0;  // tokens kept by Commit (a prefix hit counts from the first Commit)
   std::int64_t planned = 0;  // settled plus the certain rows of live steps
@@ -109,6 +111,7 @@ struct StepCommit {
   std::span<const TokenId> tokens = {};
 };
 
+// What one sequence of a failed Plan asked for.
 struct SequenceNeed {
   SequenceId sequence = SequenceId::kNone;
   std::int64_t blocks = 0;  // new blocks of all groups, copies included
@@ -137,6 +140,7 @@ struct TransferReport {
   bool failed = false;
 };
 
+// What Poll has seen to be over since the Poll before.
 struct PollReport {
   int live_steps = 0;      // prepared, neither committed nor discarded
   int pending_events = 0;  // ended steps whose device work has not passed yet
@@ -145,6 +149,7 @@ struct PollReport {
 };
 
 struct BlockHash;  // lariat/block_hash.h
+struct KVEvent;    // lariat/kv_event.h
 class KVCache;
 
 // A planned step. Movable; dropping it before Prepare undoes the plan exactly; dropping it later
@@ -269,6 +274,9 @@ struct Stats {
   std::int64_t offloaded_blocks = 0;  // copied to the host
   std::int64_t onboarded_blocks = 0;  // copied to the device by transfers that were accepted
   std::int64_t host_evicted = 0;      // cached blocks dropped from the host to make room
+  // With CacheConfig::max_events.
+  std::int64_t events = 0;       // there were so far
+  std::int64_t lost_events = 0;  // of them, nobody drained in time
 };
 
 // Owns the key and value blocks of one model on one device (one tensor-parallel rank).
@@ -410,6 +418,17 @@ class KVCache {
   // reuse, as many as `hashes` has room for. Returns how many. Nothing is kept: O(their tokens).
   // Errors: kInvalidArgument (unknown), kCorruptData.
   Result<std::int64_t> BlockHashes(SequenceId sequence, std::span<BlockHash> hashes) const;
+
+  // Changes of the index since the last call, oldest first: as many as `events` has room for.
+  // Returns how many. Legal at any time; changes nothing else. A full log drops its oldest event:
+  // numbers then jump. Always 0 without max_events. O(their number).
+  std::int64_t DrainEvents(std::span<KVEvent> events);
+  // What is in the index now, for who begins late or has missed events: each block of each tier as
+  // a kStored event, in no order, with the number of the last event that it accounts for. Begin
+  // with cursor 0 and call again, no other call between, until less than `events` has room for
+  // comes back; then go on with the events of greater numbers. Returns how many.
+  // Errors: kUnsupported (no max_events), kInvalidArgument (cursor below 0).
+  Result<std::int64_t> ListBlocks(std::int64_t& cursor, std::span<KVEvent> events) const;
 
   // Drops everything cached that no sequence holds, and takes what is held out of the index (new
   // weights). Sequences stay open.

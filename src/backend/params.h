@@ -108,6 +108,8 @@ struct GemmParams {
   // Strides count elements from row to row, below 2^31; these from matrix to matrix of a batch.
   int batch = 1;
   std::int64_t w_batch_stride = 0, c_batch_stride = 0;
+  // Followed where the product is a kernel of ours, as are its weights by kIndexEarly.
+  DependentLaunch dependent_launch = DependentLaunch::kOff;
 };
 
 // Uses of a stream's scratch memory that may overlap in time.

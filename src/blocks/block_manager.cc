@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sequences: opening, matching, forking, shortening, ending.
+// Sequences: opening, forking, shortening, ending.
 #include "blocks/block_manager.h"
 
 #include <algorithm>
@@ -15,12 +15,15 @@ BlockManager::BlockManager(const ManagerConfig& config)
                        : -1),
       pool_(config.num_blocks, config.unlimited),
       idle_(config.eviction),
-      index_(config.block_size),
+      events_(config.max_events, config.block_size),
+      index_(config.block_size, events_.on() ? &events_ : nullptr),
       sides_(config.sides),
       sequences_(config.max_sequences, config.max_tokens_per_sequence,
                  (config.max_tokens_per_sequence + config.block_size - 1) / config.block_size,
                  config.sides.size()),
-      host_(config.host_blocks) {
+      host_(config.host_blocks),
+      memo_(static_cast<std::size_t>(config.max_tokens_per_sequence),
+            static_cast<std::size_t>(config.max_tokens_per_sequence / config.block_size)) {
   if (!config.unlimited) {
     const auto blocks = static_cast<std::size_t>(config.num_blocks);
     index_.Reserve(blocks, static_cast<std::size_t>(config.host_blocks));
@@ -82,134 +85,6 @@ Result<const Sequence*> BlockManager::GetResident(SequenceId id) const {
   return static_cast<const Sequence*>(*found);
 }
 
-// At least one token of a prompt is always computed.
-std::int64_t BlockManager::ReusableTokens(std::int64_t prompt_length) const {
-  if (!config_.reuse || prompt_length == 0) return 0;
-  const std::int64_t most = prompt_length - 1;
-  return config_.token_reuse ? most : most - most % config_.block_size;
-}
-
-// What a block that follows the first `blocks` ones is looked up by; empty: nothing follows.
-std::span<const TokenId> BlockManager::NextTokens(std::span<const TokenId> ids, std::size_t blocks,
-                                                  std::int64_t reusable) const {
-  const auto first = static_cast<std::int64_t>(blocks) * config_.block_size;
-  const std::int64_t count = std::min<std::int64_t>(config_.block_size, reusable - first);
-  return ids.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
-}
-
-PrefixMatch BlockManager::Match(std::span<const TokenId> prompt, const OpenOptions& options,
-                                std::uint32_t rope_choice) const {
-  PrefixMatch match;
-  std::int32_t parent = index_.FindRoot(options, rope_choice);
-  if (parent == 0) return match;
-  if (sides_.any()) return MatchInWindows(prompt, parent);
-  const std::int64_t reusable = ReusableTokens(std::ssize(prompt));
-  while (true) {
-    const auto next = NextTokens(prompt, static_cast<std::size_t>(match.blocks), reusable);
-    if (next.empty()) break;
-    const NearestChild nearest = index_.Nearest(parent, next);
-    if (nearest.tokens < config_.block_size) {
-      if (config_.token_reuse) match.tokens = nearest.tokens;
-      break;
-    }
-    ++match.blocks;
-    if (pool_.references(nearest.block) == 0) ++match.idle_blocks;
-    parent = nearest.node;
-  }
-  const std::int64_t in_tail = match.tokens;
-  match.tokens += match.blocks * config_.block_size;
-  match.host_tokens = match.tokens;
-  if (has_tier()) {
-    const auto first = prompt.first(static_cast<std::size_t>(reusable));
-    match.host_tokens =
-        HostTokens(parent, first, static_cast<std::size_t>(match.blocks), in_tail, nullptr);
-  }
-  return match;
-}
-
-// The same where there are windows: what can be used is known once the whole path is.
-PrefixMatch BlockManager::MatchInWindows(std::span<const TokenId> prompt, RootId root) const {
-  const std::int64_t reusable = ReusableTokens(std::ssize(prompt));
-  NearestChild partial;
-  std::int32_t parent = root;
-  match_path_.clear();
-  while (true) {
-    const auto next = NextTokens(prompt, match_path_.size(), reusable);
-    if (next.empty()) break;
-    const NearestChild nearest = index_.Nearest(parent, next);
-    if (nearest.tokens < config_.block_size) {
-      if (config_.token_reuse) partial = nearest;
-      break;
-    }
-    parent = nearest.node;
-    match_path_.push_back(nearest.block);
-  }
-  PrefixMatch match;
-  const bool all = partial.block != kNoBlock && CanUse(match_path_, partial);
-  match.blocks = all ? std::ssize(match_path_) : UsableBlocks(match_path_);
-  match.tokens = match.blocks * config_.block_size + (all ? partial.tokens : 0);
-  match.host_tokens =
-      has_tier() ? std::max(match.tokens, FindInTiers(prompt, root).tokens) : match.tokens;
-  match.idle_blocks = std::count_if(match_path_.begin(), match_path_.begin() + match.blocks,
-                                    [&](BlockId block) { return pool_.references(block) == 0; });
-  return match;
-}
-
-// Brings match_path up to date: drops what was erased since, then goes on from there. Blocks are
-// erased deepest first, so if the last one stands, all before it do.
-void BlockManager::ExtendMatch(Sequence& sequence) {
-  std::vector<BlockId>& path = sequence.match_path;
-  std::vector<std::uint32_t>& generations = sequence.match_generations;
-  while (!path.empty() &&
-         (!index_.contains(path.back()) || pool_.generation(path.back()) != generations.back())) {
-    path.pop_back();
-    generations.pop_back();
-  }
-  const std::int64_t reusable = ReusableTokens(sequence.prompt_length);
-  path.reserve(static_cast<std::size_t>(reusable / config_.block_size));
-  generations.reserve(static_cast<std::size_t>(reusable / config_.block_size));
-  sequence.match_partial = {};
-  const std::span<const TokenId> ids = sequence.ids.all();
-  std::int32_t parent = path.empty() ? sequence.root : index_.node(path.back());
-  while (true) {
-    const auto next = NextTokens(ids, path.size(), reusable);
-    if (next.empty()) break;
-    const NearestChild nearest = index_.Nearest(parent, next);
-    if (nearest.tokens < config_.block_size) {
-      if (config_.token_reuse) sequence.match_partial = nearest;
-      break;
-    }
-    parent = nearest.node;
-    path.push_back(nearest.block);
-    pool_.Prefetch(nearest.block);
-  }
-  for (std::size_t n = generations.size(); n < path.size(); ++n) {
-    generations.push_back(pool_.generation(path[n]));
-  }
-  FitMatch(sequence);
-}
-
-Result<PrefixMatch> BlockManager::Match(SequenceId id) {
-  Result<Sequence*> found = FindUsable(id);
-  if (!found.ok()) return found.status();
-  Sequence& sequence = **found;
-  if (sequence.started) {
-    return InvalidArgument(NameOf(id) + " was planned already: its prefix hit is decided");
-  }
-  ExtendMatch(sequence);
-  const auto path = std::span<const BlockId>(sequence.match_path)
-                        .first(static_cast<std::size_t>(sequence.match_blocks));
-  // Whoever holds a block holds all before it, so the idle ones are the end of the path.
-  const auto first_idle = std::partition_point(path.begin(), path.end(),
-                                               [&](BlockId b) { return pool_.references(b) > 0; });
-  PrefixMatch match;
-  match.blocks = std::ssize(path);
-  match.tokens = match.blocks * config_.block_size + sequence.match_partial.tokens;
-  match.idle_blocks = path.end() - first_idle;
-  match.host_tokens = has_tier() ? HostTokens(sequence, nullptr) : match.tokens;
-  return match;
-}
-
 Result<SequenceId> BlockManager::Open(std::span<const TokenId> prompt, const OpenOptions& options,
                                       std::uint32_t rope_choice) {
   if (Status idle = CheckIdle(); !idle.ok()) return idle;
@@ -230,9 +105,10 @@ Result<SequenceId> BlockManager::Open(std::span<const TokenId> prompt, const Ope
   if (Status retention = CheckRetention(options.retention); !retention.ok()) return retention;
   std::vector<Retention> retention(options.retention.begin(), options.retention.end());
   const RootId root = index_.AcquireRoot(options, rope_choice);
+  const std::size_t remembered = Remembered(prompt, root);
   Sequence* opened = nullptr;
   try {
-    opened = &sequences_.Open();
+    opened = &sequences_.Open(remembered);
   } catch (...) {
     index_.DropRoot(root);
     throw;
@@ -246,6 +122,8 @@ Result<SequenceId> BlockManager::Open(std::span<const TokenId> prompt, const Ope
   opened->max_length = max_length;
   opened->prompt_length = static_cast<std::int64_t>(prompt.size());
   opened->ids.assign(prompt);
+  opened->match_path.assign(memo_.path.begin(), memo_.path.begin() + std::ptrdiff_t(remembered));
+  NoteGenerations(*opened);
   return opened->id;
 }
 
@@ -279,12 +157,12 @@ Status BlockManager::Truncate(SequenceId id, std::int64_t length) {
     ReserveReleases((std::ssize(sequence.table) - BlocksFor(length)) * GroupCount());
   }
   sequence.reach = length;
-  sequence.planned = std::min(sequence.planned, length);
-  sequence.settled = std::min(sequence.settled, length);
-  sequence.prompt_length = std::min(sequence.prompt_length, length);
+  sequence.planned = std::min<std::int64_t>(sequence.planned, length);
+  sequence.settled = std::min<std::int64_t>(sequence.settled, length);
+  sequence.prompt_length = std::min<std::int64_t>(sequence.prompt_length, length);
   if (sequence.known() > length) sequence.ids.shorten(static_cast<std::size_t>(length));
-  sequence.indexed = std::min(sequence.indexed, length / config_.block_size);
-  sequence.retained = std::min(sequence.retained, length / config_.block_size);
+  sequence.indexed = std::min<std::int64_t>(sequence.indexed, length / config_.block_size);
+  sequence.retained = std::min<std::int64_t>(sequence.retained, length / config_.block_size);
   if (length == 0) sequence.indexable = true;  // nothing of what kept it out is left
   for (PlannedStep* step : live_) {
     for (std::size_t i = 0; i < step->rows.size(); ++i) {
@@ -322,15 +200,15 @@ Result<SequenceId> BlockManager::Fork(SequenceId id, std::int64_t length) {
   child.root = parent.root;
   child.retains = parent.retains;
   child.retention = std::move(retention);
-  child.retained = std::min(parent.retained, length / config_.block_size);
+  child.retained = std::min<std::int64_t>(parent.retained, length / config_.block_size);
   child.rope_choice = parent.rope_choice;
   child.keyed = parent.keyed;
   child.max_length = parent.max_length;
   child.started = true;
   child.indexable = parent.indexable || length == 0;
-  child.prompt_length = std::min(parent.prompt_length, length);
+  child.prompt_length = std::min<std::int64_t>(parent.prompt_length, length);
   child.settled = child.planned = child.reach = length;
-  child.indexed = std::min(parent.indexed, length / config_.block_size);
+  child.indexed = std::min<std::int64_t>(parent.indexed, length / config_.block_size);
   child.ids.assign(
       parent.ids.all().first(static_cast<std::size_t>(std::min(parent.known(), length))));
   child.table.assign(parent.table.begin(), parent.table.begin() + BlocksFor(length));
@@ -368,6 +246,7 @@ Status BlockManager::SetTokens(SequenceId id, std::span<const TokenId> tokens) {
 
 Status BlockManager::Clear() {
   if (Status idle = CheckIdle(); !idle.ok()) return idle;
+  const EventLog::Clearing clearing(events_);
   for (HostId host = 0; host < config_.host_blocks; ++host) {
     if (host_.node(host) != kNoNode) DropPlaces(host_.node(host));
   }
@@ -404,6 +283,8 @@ void BlockManager::FillStats(Stats& stats) const {
   stats.tokens_committed = tokens_committed_;
   stats.sequences = sequences_.open_count();
   stats.live_steps = live_steps();
+  stats.events = static_cast<std::int64_t>(events_.last_number());
+  stats.lost_events = events_.lost();
   stats.in_transit_blocks = pool_.count(BlockState::kInTransit);
   if (!has_tier()) return;
   stats.host_blocks = host_.total();

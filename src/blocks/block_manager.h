@@ -3,15 +3,16 @@
 #include <algorithm>
 #include <cstdint>
 #include <deque>
-#include <iosfwd>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "blocks/block_pool.h"
+#include "blocks/event_log.h"
 #include "blocks/host_pool.h"
 #include "blocks/idle_blocks.h"
+#include "blocks/match_memo.h"
 #include "blocks/planned_step.h"
 #include "blocks/prefix_index.h"
 #include "blocks/sequence.h"
@@ -19,6 +20,10 @@
 #include "blocks/transfer.h"
 #include "lariat/kv_cache.h"
 #include "lariat/status.h"
+
+namespace lariat {
+class TextBuilder;
+}
 
 namespace lariat::blocks {
 
@@ -51,6 +56,7 @@ struct ManagerConfig {
   int max_sequences = 256;
   std::int64_t max_tokens_per_sequence = 0;
   std::int64_t max_tokens_per_step = 0;
+  std::int64_t max_events = 0;   // 0: no event log
   int position_sections = 1;     // positions that a row has, 1 or 3
   bool track_writes = true;      // remember which blocks a step wrote, for Quarantine
   std::vector<Reach> sides;      // groups besides the first one, which keeps all tokens
@@ -64,8 +70,8 @@ struct ManagerConfig {
 // eviction. Knows ids, never bytes: it moves nothing; a step lists the copies that storage makes.
 // The rules are those of lariat/kv_cache.h, whose comments are not repeated here.
 //
-// Files: block_manager.cc (sequences), plan.cc (Plan, Undo, Prepare), settle.cc (Commit, Discard,
-// the index), sides.cc (groups besides the first one), keep.cc (pins, removal), retain.cc
+// Files: block_manager.cc (sequences), match.cc, plan.cc (Plan, Undo, Prepare), settle.cc (Commit,
+// Discard, the index), sides.cc (groups besides the first one), keep.cc (pins, removal), retain.cc
 // (retention, quotas), tier.cc, tier_suspend.cc, tier_transfer.cc (the host tier), quarantine.cc,
 // inspect.cc (Snapshot).
 // Cost: O(1) per running sequence and step; O(blocks) where a sequence starts, forks or ends.
@@ -100,6 +106,9 @@ class BlockManager {
   Result<std::int64_t> Remove(std::span<const TokenId> prompt, const OpenOptions& options,
                               std::uint32_t rope_choice);
   Result<std::int64_t> RemoveSalt(std::string_view salt);
+  // Events of the index; see kv_event.h.
+  std::int64_t DrainEvents(std::span<KVEvent> events) { return events_.Drain(events); }
+  Result<std::int64_t> ListBlocks(std::int64_t& cursor, std::span<KVEvent> events) const;
   Status Expire(std::int64_t now_ms);
   Status SetQuota(std::string_view salt, std::int64_t max_idle_blocks);
 
@@ -193,15 +202,19 @@ class BlockManager {
   Result<Sequence*> FindSound(SequenceId id);
   Result<Sequence*> FindUsable(SequenceId id);  // also neither suspended nor in transit
   Status CheckHere(const Sequence& sequence) const;
+
+  // match.cc
   std::int64_t ReusableTokens(std::int64_t prompt_length) const;
   std::span<const TokenId> NextTokens(std::span<const TokenId> ids, std::size_t blocks,
                                       std::int64_t reusable) const;
+  bool Stands(BlockId last, std::uint32_t generation) const;
+  std::size_t Remembered(std::span<const TokenId> prompt, RootId root) const;
   void ExtendMatch(Sequence& sequence);
+  void NoteGenerations(Sequence& sequence) const;
   // Tokens of the match that ExtendMatch found, of what can be used of it.
   std::int64_t MatchTokens(const Sequence& sequence) const {
     return sequence.match_blocks * config_.block_size + sequence.match_partial.tokens;
   }
-  PrefixMatch MatchInWindows(std::span<const TokenId> prompt, RootId root) const;
 
   // keep.cc
   std::int32_t FindPath(std::span<const TokenId> prompt, const OpenOptions& options,
@@ -216,6 +229,7 @@ class BlockManager {
   // looked for again: a block that leaves the index may come back as another one.
   template <class F>
   void KeepOut(F such) {
+    memo_.Forget();
     for (const auto& sequence : sequences_.entries()) {
       sequence->match_blocks = 0;
       sequence->match_path.clear();
@@ -242,21 +256,27 @@ class BlockManager {
   }
 
   // plan.cc
+  // So many sequences before a step comes to one it has it fetched.
+  static constexpr std::size_t kFetchAhead = 16;
   Status CheckPositions(const StepItem& item) const;
   Status CheckItems(std::span<const StepItem> items);
   Status Fill(std::span<const StepItem> items, const StepShape& shape, PlannedStep& step,
               PlanFailure* failure);
   void Claim(BlockId block, std::vector<UndoEntry>& undo);
+  void ClaimPath(std::span<const BlockId> path, std::vector<UndoEntry>& undo);
   // Of a block of tokens in all groups.
   std::int64_t GroupCount() const { return 1 + static_cast<std::int64_t>(sides_.count()); }
   void ClaimHit(Sequence& sequence, PlannedStep& step, PlannedItem& item, bool copy_idle);
   void AddPositions(const StepItem& item, std::int64_t count, PlannedStep& step) const;
+  bool AddDecodeRows(const StepItem& item, PlannedStep& step) const;
   Status AddRows(const StepItem& item, PlannedStep& step);
   Status ApplyShape(const StepShape& shape, PlannedStep& step) const;
   void Unshare(PlannedStep& step);
   bool MayReturn(BlockId tail, std::size_t index, const PlannedStep& step) const;
   Status CheckRoom(const PlannedStep& step, PlanFailure* failure) const;
   void Reserve(PlannedStep& step);
+  void FetchToReserve(const PlannedStep& step, std::size_t index) const;
+  void ReserveItem(PlannedStep& step, std::size_t index);
   BlockId Take(std::vector<UndoEntry>& undo, std::vector<BlockId>& victims);
   void UndoAll(std::vector<UndoEntry>& undo);
   void UndoBlocks(PlannedStep& step);
@@ -271,16 +291,29 @@ class BlockManager {
   std::int64_t BlocksToIndex(const Sequence& sequence, std::int64_t settled,
                              std::int64_t known) const {
     if (!config_.reuse || !sequence.indexable) return 0;
-    return std::max<std::int64_t>(0, BlockAt(std::min(settled, known)) - sequence.indexed);
+    return std::max<std::int64_t>(
+        0, BlockAt(std::min<std::int64_t>(settled, known)) - sequence.indexed);
   }
   // Where the first `kept` rows of an item end.
   static std::int64_t EndOf(const PlannedStep& step, std::size_t index, std::int64_t kept) {
     return std::min<std::int64_t>(step.rows[index].start + kept, step.items[index].limit);
   }
+  bool IsPlain(const PlannedStep& step, std::size_t index, const StepCommit& commit,
+               const Sequence& sequence) const;
+  void SettlePlain(PlannedStep& step, std::size_t index, const StepCommit& commit);
   void SettleItem(PlannedStep& step, std::size_t index, const StepCommit* commit);
   void SettleBlocks(PlannedStep& step, std::size_t index, std::int64_t end);
   void DiscardItem(PlannedStep& step, std::size_t index);
-  void EndStep(PlannedStep& step, bool discarded);
+  bool LeaveItem(const PlannedStep& step, std::size_t index);
+  void EndStep(PlannedStep& step, bool discarded, bool closed);
+  void FetchToCommit(const PlannedStep& step, std::size_t index) const;
+  // Of the Commit that was matched: the item's entry, or null.
+  static const StepCommit* CommitOf(const PlannedStep& step, std::size_t index,
+                                    std::span<const StepCommit> commits) {
+    if (step.in_order) return &commits[index];
+    const std::int32_t commit = step.items[index].commit;
+    return commit < 0 ? nullptr : &commits[static_cast<std::size_t>(commit)];
+  }
   void IndexFullBlocks(Sequence& sequence) {
     if (BlocksToIndex(sequence, sequence.settled, sequence.known()) > 0) IndexNewBlocks(sequence);
     if (sequence.retains) RetainNewBlocks(sequence);
@@ -293,6 +326,7 @@ class BlockManager {
   void ReleaseWith(PlannedStep& step, BlockId block, int sequence);
   PlannedStep* LastLiveStep(int entry);
   void DropReference(BlockId block, bool late = false);
+  void DropTable(Sequence& sequence);
   void DropSequence(Sequence& sequence);
   // The block that a token is in. A division would take longer than all else that a step does for
   // a sequence.
@@ -303,7 +337,8 @@ class BlockManager {
     return BlockAt(tokens + config_.block_size - 1);
   }
   bool BeginsBlock(std::int64_t token) const {
-    return token == BlockAt(token) * config_.block_size;
+    return block_shift_ >= 0 ? (token & (config_.block_size - 1)) == 0
+                             : token % config_.block_size == 0;
   }
 
   // sides.cc
@@ -377,8 +412,8 @@ class BlockManager {
   }
 
   // inspect.cc, quarantine.cc
-  void PrintNode(NodeId node, std::ostream& out) const;
-  void PrintTier(std::ostream& out) const;
+  void PrintNode(NodeId node, TextBuilder& out) const;
+  void PrintTier(TextBuilder& out) const;
   void SpoilHolders(const std::vector<bool>& blocks, const std::vector<bool>& places);
 
   // tier.cc
@@ -393,8 +428,11 @@ class BlockManager {
     return side < 0 ? index_.host(node) : sides_.host(node, static_cast<std::size_t>(side));
   }
   void SetHost(NodeId node, int side, HostId host) {
-    side < 0 ? index_.SetHost(node, host)
-             : sides_.SetHost(node, static_cast<std::size_t>(side), host);
+    if (side < 0) return index_.SetHost(node, host);
+    const auto s = static_cast<std::size_t>(side);
+    const bool had = sides_.host(node, s) != kNoHost, has = host != kNoHost;
+    sides_.SetHost(node, s, host);
+    if (had != has) index_.NoteSide(node, s, Tier::kHost, has);
   }
   // Of a place with a node.
   HostPool::List ListOf(HostId host) const {
@@ -451,16 +489,17 @@ class BlockManager {
   const int block_shift_;  // log2 of a block size that is a power of two; else -1
   BlockPool pool_;
   IdleBlocks idle_;
+  EventLog events_;
   PrefixIndex index_;
   SidePages sides_;
   SequenceTable sequences_;
   HostPool host_;
-  std::vector<BlockPins> pins_;              // by block
-  mutable std::vector<BlockId> match_path_;  // scratch of Match, where there are sides
-  std::int64_t pinned_ = 0;                  // blocks
-  PlannedStep* plan_ = nullptr;              // not prepared yet
-  bool copy_idle_ = true;                    // the plan that is made may copy from idle blocks
-  std::vector<PlannedStep*> live_;           // prepared, oldest first
+  std::vector<BlockPins> pins_;     // by block
+  mutable MatchMemo memo_;          // of the last Match of a prompt
+  std::int64_t pinned_ = 0;         // blocks
+  PlannedStep* plan_ = nullptr;     // not prepared yet
+  bool copy_idle_ = true;           // the plan that is made may copy from idle blocks
+  std::vector<PlannedStep*> live_;  // prepared, oldest first
   std::uint64_t next_step_ = 1;
   std::uint64_t stamp_ = 0;
 

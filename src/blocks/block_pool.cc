@@ -15,12 +15,6 @@ BlockPool::BlockPool(std::int64_t total, bool unlimited)
   counts_[static_cast<int>(BlockState::kFree)] = total_;
 }
 
-void BlockPool::Move(Block& block, BlockState to) {
-  --counts_[static_cast<int>(block.state)];
-  ++counts_[static_cast<int>(to)];
-  block.state = to;
-}
-
 void BlockPool::Reserve(std::size_t blocks) {
   if (!unlimited_ || blocks <= blocks_.size()) return;
   // Returned blocks need a place in the free list too; grow both before anything changes.
@@ -74,14 +68,6 @@ void BlockPool::UndoTakeFree(BlockId block) {
   }
 }
 
-void BlockPool::TakeIdle(BlockId block) {
-  Block& taken = blocks_[block];
-  assert(taken.state == BlockState::kIdle && taken.references == 0);
-  Move(taken, BlockState::kReserved);
-  taken.references = 1;
-  ++taken.generation;
-}
-
 void BlockPool::UndoTakeIdle(BlockId block) {
   Block& taken = blocks_[block];
   assert(taken.state == BlockState::kReserved && taken.references == 1);
@@ -90,37 +76,11 @@ void BlockPool::UndoTakeIdle(BlockId block) {
   --taken.generation;
 }
 
-void BlockPool::Claim(BlockId block) {
-  Block& claimed = blocks_[block];
-  assert(claimed.state != BlockState::kFree);
-  if (claimed.state == BlockState::kIdle) Move(claimed, BlockState::kHeld);
-  ++claimed.references;
-}
-
-bool BlockPool::Unclaim(BlockId block, bool stays_cached, bool late) {
-  Block& released = blocks_[block];
-  assert(released.references > 0);
-  if (--released.references > 0) return false;
-  Move(released, stays_cached ? BlockState::kIdle : BlockState::kFree);
-  released.late = late && !stays_cached;
-  if (stays_cached) return true;
-  if (late) {
-    late_[(late_first_ + late_count_++) % late_.size()] = block;
-  } else {
-    free_.push_back(block);
-  }
-  return true;
-}
-
 void BlockPool::FreeIdle(BlockId block) {
   assert(blocks_[block].state == BlockState::kIdle);
   Move(blocks_[block], BlockState::kFree);
   blocks_[block].late = false;
   free_.push_back(block);
-}
-
-void BlockPool::Settle(BlockId block) {
-  if (blocks_[block].state == BlockState::kReserved) Move(blocks_[block], BlockState::kHeld);
 }
 
 void BlockPool::NotePeak() { peak_used_ = std::max(peak_used_, used()); }

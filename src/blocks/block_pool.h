@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cassert>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
+
+#include "base/huge_pages.h"
 
 namespace lariat::blocks {
 
@@ -50,25 +54,48 @@ class BlockPool {
   // below the ids that there is room for.
   BlockId TakeFree();
   // Takes an idle block that was chosen as a victim: reserved, one reference.
-  void TakeIdle(BlockId block);
+  void TakeIdle(BlockId block) {
+    Block& taken = blocks_[block];
+    assert(taken.state == BlockState::kIdle && taken.references == 0);
+    Move(taken, BlockState::kReserved);
+    taken.references = 1;
+    ++taken.generation;
+  }
   // Exact inverses, called in reverse order of the calls they undo.
   void UndoTakeFree(BlockId block);
   void UndoTakeIdle(BlockId block);
 
-  // One more reference to an idle or used block; an idle one becomes held.
-  void Claim(BlockId block);
+  // One more reference to an idle or used block; an idle one becomes held. Returns whether it was.
+  bool Claim(BlockId block) {
+    Block& claimed = blocks_[block];
+    assert(claimed.state != BlockState::kFree);
+    const bool idle = claimed.state == BlockState::kIdle;
+    if (idle) Move(claimed, BlockState::kHeld);
+    ++claimed.references;
+    return idle;
+  }
   // One reference less. With none left the block becomes idle or free, as told.
   //   late: where it becomes free, others are to be taken first: a copy still reads it
   // Returns whether it was the last.
   //   REQUIRES: the pool has a limit, where late
-  bool Unclaim(BlockId block, bool stays_cached, bool late = false);
+  bool Unclaim(BlockId block, bool stays_cached, bool late = false) {
+    Block& released = blocks_[block];
+    assert(released.references > 0);
+    if (--released.references > 0) return false;
+    Move(released, stays_cached ? BlockState::kIdle : BlockState::kFree);
+    released.late = late && !stays_cached;
+    if (!stays_cached) PutFree(block, late);
+    return true;
+  }
   // Says of one reference that it only waits for a step to end, and takes that back.
   void Pin(BlockId block) { ++blocks_[block].pins; }
   void Unpin(BlockId block) { --blocks_[block].pins; }
   // An idle block that is no longer cached becomes free.
   void FreeIdle(BlockId block);
   // A reserved block becomes held: its step was committed.
-  void Settle(BlockId block);
+  void Settle(BlockId block) {
+    if (blocks_[block].state == BlockState::kReserved) Move(blocks_[block], BlockState::kHeld);
+  }
   // A reserved block is on its way from the host tier; it has arrived, and is held.
   void Depart(BlockId block) { Move(blocks_[block], BlockState::kInTransit); }
   void Arrive(BlockId block) { Move(blocks_[block], BlockState::kHeld); }
@@ -87,11 +114,22 @@ class BlockPool {
     BlockState state = BlockState::kFree;
     bool late = false;  // stands, or stood when it was taken, in late_
   };
-  void Move(Block& block, BlockState to);
+  void Move(Block& block, BlockState to) {
+    --counts_[static_cast<int>(block.state)];
+    ++counts_[static_cast<int>(to)];
+    block.state = to;
+  }
+  void PutFree(BlockId block, bool late) {
+    if (late) {
+      late_[(late_first_ + late_count_++) % late_.size()] = block;
+    } else {
+      free_.push_back(block);
+    }
+  }
 
   const bool unlimited_;
   const std::int64_t total_;
-  std::vector<Block> blocks_;
+  HugePageVector<Block> blocks_;
   std::vector<BlockId> free_;  // returned blocks, the next one to take last
   // Those to take when there are no others, as a ring of total() places.
   std::vector<BlockId> late_;

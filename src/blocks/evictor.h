@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "blocks/block_pool.h"
@@ -27,9 +28,17 @@ class Evictor {
   // The block is idle now, and the most recently used one.
   //   parent: the cached block above it; negative: none
   virtual void Add(BlockId block, std::int32_t parent, std::size_t lane) = 0;
+  // Add of each of these blocks, the last one first. REQUIRES: the policy does not look at parents.
+  virtual void AddPath(std::span<const BlockId> path, std::size_t lane) {
+    for (std::size_t i = path.size(); i-- > 0;) Add(path[i], kNoBlock, lane);
+  }
   // It is claimed, evicted or forgotten. Any block may be taken out, but one that is forgotten only
   // after those below it.
   virtual void Remove(BlockId block, std::size_t lane) = 0;
+  // Remove of each of these blocks of one path, in order.
+  virtual void RemovePath(std::span<const BlockId> path, std::size_t lane) {
+    for (const BlockId block : path) Remove(block, lane);
+  }
   // The exact inverse of a Remove. REQUIRES: everything since that Remove was undone before.
   virtual void Restore(BlockId block, std::size_t lane) = 0;
   // What its user wants it kept for, 0 to 100; kDefaultPriority until told. A policy may not care.

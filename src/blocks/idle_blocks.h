@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -41,6 +42,17 @@ class IdleBlocks {
     order_->Remove(block, 0);
     ++changes_;
     if (more_) RemoveMore(block);
+  }
+  // The same of all of a path: Add from its last block on, Remove from its first one on.
+  // REQUIRES: !needs_parent(), to add
+  void AddPath(std::span<const BlockId> path) {
+    order_->AddPath(path, 0);
+    for (std::size_t i = more_ ? path.size() : 0; i-- > 0;) AddMore(path[i], kNoBlock);
+  }
+  void RemovePath(std::span<const BlockId> path) {
+    order_->RemovePath(path, 0);
+    changes_ += static_cast<std::int64_t>(path.size());
+    for (std::size_t i = 0; more_ && i < path.size(); ++i) RemoveMore(path[i]);
   }
   void Restore(BlockId block) {
     order_->Restore(block, 0);

@@ -2,8 +2,10 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
+#include "base/huge_pages.h"
 #include "blocks/evictor.h"
 
 namespace lariat::blocks {
@@ -30,6 +32,32 @@ class LruEvictor final : public Evictor {
     const Neighbours at = links_[block];
     (at.older == kNoBlock ? lanes_[lane].oldest : links_[at.older].newer) = at.newer;
     (at.newer == kNoBlock ? lanes_[lane].newest : links_[at.newer].older) = at.older;
+  }
+
+  void RemovePath(std::span<const BlockId> path, std::size_t lane) override {
+    for (std::size_t i = 0; i < path.size();) {
+      // Those that stand one behind the other, as they were released, have the same neighbour.
+      const BlockId newer = links_[path[i]].newer;
+      BlockId older = links_[path[i]].older;
+      for (++i; i < path.size() && older == path[i]; ++i) {
+        Neighbours& next = links_[path[i]];
+        next.newer = newer;
+        older = next.older;
+      }
+      (older == kNoBlock ? lanes_[lane].oldest : links_[older].newer) = newer;
+      (newer == kNoBlock ? lanes_[lane].newest : links_[newer].older) = older;
+    }
+  }
+
+  void AddPath(std::span<const BlockId> path, std::size_t lane) override {
+    BlockId newest = lanes_[lane].newest;
+    for (std::size_t i = path.size(); i-- > 0;) {
+      const BlockId block = path[i];
+      (newest == kNoBlock ? lanes_[lane].oldest : links_[newest].newer) = block;
+      links_[block] = {newest, kNoBlock};
+      newest = block;
+    }
+    lanes_[lane].newest = newest;
   }
 
   void Restore(BlockId block, std::size_t lane) override { Link(block, lane); }
@@ -68,7 +96,7 @@ class LruEvictor final : public Evictor {
     (at.newer == kNoBlock ? lanes_[lane].newest : links_[at.newer].older) = block;
   }
 
-  std::vector<Neighbours> links_;  // by block
+  HugePageVector<Neighbours> links_;  // by block
   std::vector<Lane> lanes_;
 };
 

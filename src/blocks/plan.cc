@@ -63,7 +63,7 @@ Status BlockManager::Plan(std::span<const StepItem> items, const StepShape& shap
   }
   if (has_tier()) step.fence = FenceOf(step);
   step.copied = false;
-  step.id = next_step_++;
+  step.id = next_step_++;  // which its sequences know already
   step.phase = StepPhase::kPlanned;
   plan_ = &step;
   return {};
@@ -95,7 +95,9 @@ Status BlockManager::CheckItems(std::span<const StepItem> items) {
                            std::to_string(config_.max_sequences));
   }
   ++stamp_;
-  for (const StepItem& item : items) {
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    if (i + kFetchAhead < items.size()) sequences_.Prefetch(items[i + kFetchAhead].sequence);
+    const StepItem& item = items[i];
     Sequence* const found = sequences_.Find(item.sequence);
     if (found == nullptr || !found->usable()) return FindUsable(item.sequence).status();
     Sequence& sequence = *found;
@@ -121,6 +123,33 @@ Status BlockManager::CheckItems(std::span<const StepItem> items) {
   return {};
 }
 
+// AddRows of what most items are: rows behind others, in a tail of the sequence's own. False, and
+// nothing is done, where it is something else, or wrong.
+inline bool BlockManager::AddDecodeRows(const StepItem& item, PlannedStep& step) const {
+  const int entry = SequenceTable::IndexOf(item.sequence);
+  const Sequence& sequence = sequences_.at(entry);
+  const std::int64_t start = sequence.planned, count = item.num_tokens, end = start + count;
+  if (!sequence.owns_tail || !sequence.started || !item.positions.empty()) return false;
+  if (count > sequence.max_length - start) return false;
+  if (step.num_tokens + count > config_.max_tokens_per_step) return false;
+  StepRows& rows = step.rows.emplace_back();
+  rows.sequence = item.sequence;
+  rows.first_row = step.num_tokens;
+  rows.start = start;
+  rows.count = count;
+  PlannedItem& planned = step.items.emplace_back();
+  planned.sequence = entry;
+  planned.old_planned = static_cast<std::int32_t>(start);
+  planned.certain = static_cast<std::int32_t>(count - item.num_drafts);
+  planned.limit = static_cast<std::int32_t>(end);
+  planned.first_new_block = static_cast<std::int32_t>(BlocksFor(start));
+  planned.new_blocks = static_cast<std::int32_t>(BlocksFor(end)) - planned.first_new_block;
+  planned.ends_block = BeginsBlock(end);
+  step.needed += planned.new_blocks * GroupCount();
+  step.num_tokens += count;
+  return true;
+}
+
 Status BlockManager::Fill(std::span<const StepItem> items, const StepShape& shape,
                           PlannedStep& step, PlanFailure* failure) {
   step.abandoned = false;
@@ -138,7 +167,10 @@ Status BlockManager::Fill(std::span<const StepItem> items, const StepShape& shap
   step.releases.clear();
   step.written.clear();
   step.side_copies.clear();
-  for (const StepItem& item : items) {
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    if (i + kFetchAhead < items.size()) sequences_.Prefetch(items[i + kFetchAhead].sequence);
+    const StepItem& item = items[i];
+    if (AddDecodeRows(item, step)) continue;
     if (Status added = AddRows(item, step); !added.ok()) return added;
   }
   if (Status shaped = ApplyShape(shape, step); !shaped.ok()) return shaped;
@@ -260,6 +292,16 @@ BlockId BlockManager::Take(std::vector<UndoEntry>& undo, std::vector<BlockId>& v
   return block;
 }
 
+// Has fetched what Reserve touches some items after this one.
+[[gnu::always_inline]] inline void BlockManager::FetchToReserve(const PlannedStep& step,
+                                                                std::size_t index) const {
+  const PlannedItem& near = step.items[std::min(index + kFetchAhead, step.items.size() - 1)];
+  const PlannedItem& far = step.items[std::min(index + 2 * kFetchAhead, step.items.size() - 1)];
+  sequences_.Prefetch(near.sequence);
+  if (near.new_blocks > 0) sequences_.PrefetchTableEnd(near.sequence);
+  if (far.new_blocks > 0) sequences_.PrefetchTable(far.sequence);
+}
+
 void BlockManager::Reserve(PlannedStep& step) {
   const auto needed = static_cast<std::size_t>(step.needed);
   if (pool_.unlimited()) EnsureCapacity(pool_.total() + step.needed);
@@ -270,48 +312,69 @@ void BlockManager::Reserve(PlannedStep& step) {
   const std::size_t tails = step.rows.size() * static_cast<std::size_t>(GroupCount());
   if (config_.track_writes) step.written.reserve(tails + needed);
   // Nothing below fails: a table has room for a sequence's greatest length.
+  const bool wants_tails = has_tier() || config_.track_writes;
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
+    FetchToReserve(step, i);
     const StepRows& rows = step.rows[i];
     PlannedItem& item = step.items[i];
     Sequence& sequence = sequences_.at(item.sequence);
-    const auto tail = static_cast<std::size_t>(BlockAt(rows.start));
-    if (item.first_plan) {
-      const auto hit = sequence.match_path.begin();
-      sequence.table.assign(hit, hit + sequence.match_blocks);
-      sequence.indexed = sequence.match_blocks;
-      TakeHitSides(sequence, rows.hit);
-    }
-    if (item.cow_source != kNoBlock) {
-      const BlockId source = item.cow_source;
-      TakeCopies(step, i, tail);
-      item.cow_target = Take(step.undo, step.victims);
-      step.copies.push_back({{source, pool_.generation(source)},
-                             {item.cow_target, pool_.generation(item.cow_target)}});
-      if (item.first_plan) sequence.table.push_back(kNoBlock);
-      sequence.table[tail] = item.cow_target;
-      sequence.first_dirty = std::min(sequence.first_dirty, static_cast<std::int64_t>(tail));
-    }
-    if (!BeginsBlock(rows.start)) {
-      item.tail_held = item.cow_target == kNoBlock &&
-                       sequence.settled > static_cast<std::int64_t>(tail) * config_.block_size;
+    if (item.new_blocks == 0 && sequence.owns_tail && !sides_.any()) {  // as most are
+      const std::int64_t tail = BlockAt(rows.start);
+      item.tail_held = sequence.settled > tail * config_.block_size;
       // Read only where somebody wants to know: it is a line of memory for each sequence.
-      if (!item.tail_held || item.new_blocks > 0 || has_tier() || config_.track_writes) {
-        item.tail_block = sequence.table[tail];
+      if (!item.tail_held || wants_tails) {
+        item.tail_block = sequence.table[static_cast<std::size_t>(tail)];
       }
-      for (std::size_t side = 0; side < sides_.count(); ++side) {
-        step.side_tails[i * sides_.count() + side] = sequence.sides[side].table[tail];
-      }
-      sequence.owns_tail = true;  // or it had been copied
-    }
-    if (item.new_blocks > 0) sequence.owns_tail = true;
-    item.first_taken = static_cast<std::int32_t>(step.undo.size());
-    for (std::int32_t n = 0; n < item.new_blocks; ++n) {
-      sequence.table.push_back(Take(step.undo, step.victims));
-      for (SideTable& side : sequence.sides) side.table.push_back(Take(step.undo, step.victims));
+    } else {
+      ReserveItem(step, i);
     }
     sequence.started = true;
     sequence.planned = rows.start + item.certain;
     sequence.reach = rows.start + rows.count;
+    item.dirty = sequence.first_dirty != BlocksFor(sequence.reach);
+    item.previous_step = sequence.last_step;
+    sequence.last_step = next_step_;
+    ++sequence.live_steps;
+  }
+}
+
+// Gives an item its blocks: those of its hit, a copy, new ones.
+void BlockManager::ReserveItem(PlannedStep& step, std::size_t i) {
+  const StepRows& rows = step.rows[i];
+  PlannedItem& item = step.items[i];
+  Sequence& sequence = sequences_.at(item.sequence);
+  const auto tail = static_cast<std::size_t>(BlockAt(rows.start));
+  if (item.first_plan) {
+    const auto hit = sequence.match_path.begin();
+    sequence.table.assign(hit, hit + sequence.match_blocks);
+    sequence.indexed = sequence.match_blocks;
+    TakeHitSides(sequence, rows.hit);
+  }
+  if (item.cow_source != kNoBlock) {
+    const BlockId source = item.cow_source;
+    TakeCopies(step, i, tail);
+    item.cow_target = Take(step.undo, step.victims);
+    step.copies.push_back(
+        {{source, pool_.generation(source)}, {item.cow_target, pool_.generation(item.cow_target)}});
+    if (item.first_plan) sequence.table.push_back(kNoBlock);
+    sequence.table[tail] = item.cow_target;
+    sequence.first_dirty =
+        std::min<std::int64_t>(sequence.first_dirty, static_cast<std::int64_t>(tail));
+  }
+  if (!BeginsBlock(rows.start)) {
+    item.tail_held = item.cow_target == kNoBlock &&
+                     sequence.settled > static_cast<std::int64_t>(tail) * config_.block_size;
+    item.tail_block = sequence.table[tail];
+    for (std::size_t side = 0; side < sides_.count(); ++side) {
+      step.side_tails[i * sides_.count() + side] = sequence.sides[side].table[tail];
+    }
+    sequence.owns_tail = true;  // or it had been copied
+  }
+  if (item.new_blocks > 0) sequence.owns_tail = true;
+  item.first_taken = static_cast<std::int32_t>(step.undo.size());
+  for (std::int32_t n = 0; n < item.new_blocks; ++n) {
+    sequence.table.push_back(Take(step.undo, step.victims));
+    for (SideTable& side : sequence.sides) side.table.push_back(Take(step.undo, step.victims));
   }
 }
 
@@ -353,6 +416,8 @@ void BlockManager::Undo(PlannedStep& step) {
           item.cow_source;
     }
     sequence.planned = sequence.reach = item.old_planned;
+    sequence.last_step = item.previous_step;
+    --sequence.live_steps;
     sequence.owns_tail = false;
     if (item.first_plan) {
       sequence.started = false;
@@ -376,11 +441,9 @@ void BlockManager::Prepare(PlannedStep& step) {
   assert(plan_ == &step);
   for (const BlockId victim : step.victims) Evict(victim);
   for (std::size_t i = 0; i < step.items.size(); ++i) {
-    PlannedItem& item = step.items[i];
+    const PlannedItem& item = step.items[i];
+    if (!item.dirty && !item.moved && !item.first_plan) continue;  // as most are
     Sequence& sequence = sequences_.at(item.sequence);
-    item.previous_step = sequence.last_step;
-    ++sequence.live_steps;
-    sequence.last_step = step.id;
     sequence.first_dirty = BlocksFor(sequence.reach);  // what is new is on its way
     // Keys turned by other angles must not be found by the tokens alone.
     if (item.moved) sequence.indexable = false;

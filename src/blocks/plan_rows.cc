@@ -29,6 +29,17 @@ void BlockManager::Claim(BlockId block, std::vector<UndoEntry>& undo) {
   undo.push_back({idle ? UndoEntry::kClaimIdle : UndoEntry::kClaim, block});
 }
 
+// The same of a path. Whoever holds a block holds all before it, so the idle ones are its end.
+void BlockManager::ClaimPath(std::span<const BlockId> path, std::vector<UndoEntry>& undo) {
+  std::size_t held = 0;
+  for (const BlockId block : path) {
+    const bool idle = pool_.Claim(block);
+    if (!idle) ++held;
+    undo.push_back({idle ? UndoEntry::kClaimIdle : UndoEntry::kClaim, block});
+  }
+  idle_.RemovePath(path.subspan(held));
+}
+
 // Takes the sequence's longest cached prefix; the plan's claims come before all of its allocations.
 // The block that the hit ends inside of is only held until the step ends: its copy joins the table.
 // copy_idle: whether that block may be an idle one
@@ -45,9 +56,8 @@ void BlockManager::ClaimHit(Sequence& sequence, PlannedStep& step, PlannedItem& 
     sequence.match_blocks = UsableBlocks(sequence.match_path);
   }
   ClaimSides(sequence, step);
-  for (std::int64_t b = 0; b < sequence.match_blocks; ++b) {
-    Claim(sequence.match_path[static_cast<std::size_t>(b)], step.undo);
-  }
+  ClaimPath(std::span(sequence.match_path).first(static_cast<std::size_t>(sequence.match_blocks)),
+            step.undo);
   const BlockId source = sequence.match_partial.block;
   if (source == kNoBlock) return;
   const int entry = SequenceTable::IndexOf(sequence.id);
@@ -84,7 +94,7 @@ Status BlockManager::AddRows(const StepItem& item, PlannedStep& step) {
     ClaimHit(sequence, step, planned, copy_idle_ || !item.positions.empty());
     rows.hit = MatchTokens(sequence);
     rows.start = rows.hit;
-    rows.count = std::min(item.num_tokens, sequence.prompt_length - rows.hit);
+    rows.count = std::min<std::int64_t>(item.num_tokens, sequence.prompt_length - rows.hit);
   }
   step.tails_unknown |= !planned.first_plan && !sequence.owns_tail;
   planned.certain =
@@ -99,6 +109,7 @@ Status BlockManager::AddRows(const StepItem& item, PlannedStep& step) {
   planned.limit = static_cast<std::int32_t>(rows.start + rows.count);
   planned.new_blocks =
       static_cast<std::int32_t>(BlocksFor(rows.start + rows.count)) - planned.first_new_block;
+  planned.ends_block = BeginsBlock(rows.start + rows.count);
   step.needed += (planned.new_blocks + (planned.cow_source == kNoBlock ? 0 : 1)) * GroupCount();
   step.num_tokens += rows.count;
   if (step.num_tokens > config_.max_tokens_per_step) {

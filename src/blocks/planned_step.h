@@ -34,12 +34,15 @@ struct SideCopy {
 struct alignas(64) PlannedItem {
   int sequence = -1;  // entry in the SequenceTable
   bool first_plan = false;
-  bool moved = false;        // positions other than the index, and no key that says so
-  bool tail_held = false;    // the block that the first row is in holds settled rows, and no copy
-  std::int32_t certain = 0;  // leading rows that Commit must keep
-  std::int32_t limit = 0;    // rows at or past this index of the sequence were truncated
+  bool moved = false;           // positions other than the index, and no key that says so
+  bool dirty : 1 = false;       // the table differs from the resident row
+  bool ends_block : 1 = false;  // the last row is the last one of a block
+  bool tail_held : 1 = false;   // the block that the first row is in holds settled rows; no copy
+  bool plain : 1 = false;       // of the Commit that runs: see BlockManager::IsPlain
+  std::int32_t certain = 0;     // leading rows that Commit must keep
+  std::int32_t limit = 0;       // rows at or past this index of the sequence were truncated
   std::int64_t position_offset = -1;  // into PlannedStep::positions; -1: none given
-  std::uint64_t previous_step = 0;    // Sequence::last_step before this step
+  std::uint64_t previous_step = 0;    // Sequence::last_step before this plan
   std::int32_t first_new_block = 0;   // table index of the first block taken for these rows
   std::int32_t new_blocks = 0;
   std::int32_t first_taken = 0;   // where PlannedStep::undo lists them
@@ -47,7 +50,8 @@ struct alignas(64) PlannedItem {
   BlockId tail_block = kNoBlock;  // the block, partly filled before, that the first row is in
   BlockId cow_source = kNoBlock;
   BlockId cow_target = kNoBlock;
-  std::int32_t commit = -1;  // of the Commit that runs: its entry for this item; -1: none
+  // Of the Commit that runs, where it is not in_order: its entry for this item; -1: none.
+  std::int32_t commit = -1;
 };
 static_assert(sizeof(PlannedItem) == 64);
 
@@ -86,6 +90,7 @@ struct PlannedStep {
   // Set by who runs the copies, before: from then on the targets hold what they held no more, even
   // where Prepare fails.
   bool copied = false;
+  bool in_order = false;       // the Commit that runs has one entry for each item, in their order
   bool tails_unknown = false;  // of some item it has to be seen whether its tail is its own
   std::vector<StepRows> rows;
   std::vector<PlannedItem> items;  // parallel to rows
@@ -98,6 +103,14 @@ struct PlannedStep {
   // Of the groups besides the first one.
   std::vector<SideCopy> side_copies;  // by item, then by side
   std::vector<BlockId> side_tails;    // [items, sides]: as PlannedItem::tail_block
+
+  // Takes over the long lists of a step that has ended, which are still in the processor's caches:
+  // nobody needs them any more.
+  void TakeLists(PlannedStep& ended) {
+    rows.swap(ended.rows);
+    items.swap(ended.items);
+    undo.swap(ended.undo);
+  }
 };
 
 }  // namespace lariat::blocks

@@ -18,6 +18,23 @@ std::uint32_t RankOf(NodeId node) {
   return rank ^ rank >> 13;
 }
 
+// Whether two texts of so many tokens are one.
+inline bool Agree(const TokenId* a, const TokenId* b, std::size_t count) {
+  constexpr std::size_t kAtOnce = 16;  // a cache line, without a call
+  if (count % kAtOnce != 0) return std::memcmp(a, b, count * sizeof(TokenId)) == 0;
+  for (std::size_t first = 0; first < count; first += kAtOnce) {
+    std::uint64_t differ = 0;
+    for (std::size_t i = first; i < first + kAtOnce; i += 2) {
+      std::uint64_t one, other;
+      std::memcpy(&one, a + i, sizeof(one));
+      std::memcpy(&other, b + i, sizeof(other));
+      differ |= one ^ other;
+    }
+    if (differ != 0) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 void PrefixIndex::Reserve(std::size_t blocks, std::size_t hosts) {
@@ -25,6 +42,7 @@ void PrefixIndex::Reserve(std::size_t blocks, std::size_t hosts) {
   // Each node has a block or a place; any of them may lack its block's number.
   const std::size_t spare = hosts == 0 ? 0 : blocks + hosts;
   tokens_.resize((blocks + spare) * block_size_);
+  if (log_ != nullptr) log_->Reserve(blocks + spare);
   nodes_.resize(blocks + spare);
   if (spare > 0) {
     on_host_.resize(blocks + spare);
@@ -58,6 +76,7 @@ RootId PrefixIndex::AcquireRoot(const OpenOptions& options, std::uint32_t rope_c
   const RootId id = free_roots_.back();
   root(id).entry = root_ids_.emplace(std::move(key), id).first;
   root(id).references = 1;
+  if (log_ != nullptr) root(id).hash = HashRoot(options, rope_choice);
   free_roots_.pop_back();
   return id;
 }
@@ -118,6 +137,36 @@ NearestChild PrefixIndex::NearestIn(NodeId at, std::span<const TokenId> tokens) 
   const NodeId nearest = same_before >= same_after ? before : after;
   return {nearest, nodes_[nearest].block,
           static_cast<std::int64_t>(std::max(same_before, same_after))};
+}
+
+NearestChild PrefixIndex::Follow(std::int32_t& parent, std::span<const TokenId> tokens,
+                                 std::vector<BlockId>& path) const {
+  const std::size_t size = block_size_;
+  const Node* const nodes = nodes_.data();
+  const TokenId* const texts = tokens_.data();
+  const TokenId* next = tokens.data();
+  std::size_t left = tokens.size();
+  std::int32_t last = parent;
+  NearestChild nearest;
+  NodeId top = last < 0 ? root(last).child : nodes[last].child;
+  for (; left > 0 && top != kNoNode; top = nodes[last].child) {
+    // What is looked for is there more often than not, as an only child.
+    const bool whole = left >= size && static_cast<std::size_t>(nodes[top].count) == size &&
+                       Agree(texts + static_cast<std::size_t>(top) * size, next, size);
+    if (!whole) {
+      nearest = NearestIn(top, {next, std::min(left, size)});
+      if (static_cast<std::size_t>(nearest.tokens) < size) break;
+      top = nearest.node;
+      nearest = {};
+    }
+    if (nodes[top].ahead != kNoNode) Prefetch(nodes[top].ahead);
+    path.push_back(nodes[top].block);
+    last = top;
+    next += size;
+    left -= size;
+  }
+  parent = last;
+  return nearest;
 }
 
 // Cuts a treap in two: what comes before `tokens`, and what comes after.
@@ -201,6 +250,10 @@ NodeId PrefixIndex::Insert(std::int32_t parent, std::span<const TokenId> tokens,
   Link(TopOf(parent), id, tokens);
   if (parent < 0) ++root(parent).references;
   ++size_;
+  if (log_ != nullptr) {
+    log_->Name(id, NameOf(parent), tokens);
+    LogStored(id, Tier::kDevice);
+  }
   return id;
 }
 
@@ -208,6 +261,7 @@ void PrefixIndex::Erase(NodeId id) {
   Node& node = nodes_[id];
   assert(used(id) && node.child == kNoNode && HostChild(id) == kNoNode);
   if (node.block != kNoBlock) {
+    if (log_ != nullptr) LogRemoved(id, Tier::kDevice);
     Unlink(TopOf(node.parent), id);
     if (node.block != id) spare_of_[node.block] = kNoNode;
     --size_;
@@ -228,6 +282,7 @@ void PrefixIndex::GiveBlock(NodeId id, BlockId block) {
   node.block = block;
   if (block != id) spare_of_[block] = id;
   ++size_;
+  if (log_ != nullptr) LogStored(id, Tier::kDevice);
 }
 
 void PrefixIndex::TakeBlock(NodeId id) {
@@ -238,6 +293,24 @@ void PrefixIndex::TakeBlock(NodeId id) {
   if (node.block != id) spare_of_[node.block] = kNoNode;
   node.block = kNoBlock;
   --size_;
+  if (log_ != nullptr) LogRemoved(id, Tier::kDevice);
+}
+
+// --- The log, where there is one --------------------------------------------------------------
+
+void PrefixIndex::LogStored(NodeId id, Tier tier, std::int32_t group) {
+  log_->Stored(id, NameOf(parent(id)), tokens(id), tier, group);
+}
+
+void PrefixIndex::LogRemoved(NodeId id, Tier tier, std::int32_t group) {
+  log_->Removed(id, NameOf(parent(id)), tier, group);
+}
+
+// The node's place is about to become `next`.
+void PrefixIndex::LogHost(NodeId id, HostId next) {
+  const bool had = on_host_[id].host != kNoHost, has = next != kNoHost;
+  if (has && !had) LogStored(id, Tier::kHost);
+  if (had && !has) LogRemoved(id, Tier::kHost);
 }
 
 void PrefixIndex::Clear() {

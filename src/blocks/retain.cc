@@ -42,7 +42,7 @@ Status BlockManager::CheckRetention(std::span<const Retention> retention) const 
 void BlockManager::RetainNewBlocks(Sequence& sequence) {
   if (!sequence.retains || !sequence.indexable) return;
   const std::int64_t size = config_.block_size;
-  const std::int64_t end = std::min(sequence.indexed, sequence.settled / size);
+  const std::int64_t end = std::min<std::int64_t>(sequence.indexed, sequence.settled / size);
   for (; sequence.retained < end; ++sequence.retained) {
     const std::int64_t n = sequence.retained;
     RetainBlock(sequence, sequence.table[static_cast<std::size_t>(n)], n * size, (n + 1) * size);

@@ -22,10 +22,14 @@ SequenceTable::SequenceTable(int max_open, std::int64_t ids_capacity, std::int64
 
 void SequenceTable::AddEntry() {
   const std::size_t index = entries_.size();
-  if (index == chunks_.size() * kEntriesAtOnce) {
-    chunks_.push_back(std::make_unique<Sequence[]>(kEntriesAtOnce));
+  if (chunks_.empty() || chunks_.back().size() == chunks_.back().capacity()) {
+    const std::size_t first = static_cast<std::size_t>(max_open_);
+    HugePageVector<Sequence> chunk;
+    chunk.reserve(chunks_.empty() ? first : kEntriesAtOnce);
+    chunks_.push_back(std::move(chunk));
   }
-  Sequence& entry = chunks_.back()[index % kEntriesAtOnce];
+  Sequence fresh;
+  Sequence& entry = fresh;
   entry.ids.reserve(static_cast<std::size_t>(ids_capacity_));
   entry.table.reserve(static_cast<std::size_t>(table_capacity_));
   entry.sides.resize(sides_);
@@ -38,17 +42,20 @@ void SequenceTable::AddEntry() {
   grow(entries_);
   free_entries_.reserve(entries_.capacity());
   grow(lives_);
-  entries_.push_back(&entry);
+  // Nothing below allocates.
+  entries_.push_back(&chunks_.back().emplace_back(std::move(fresh)));
   lives_.push_back(0);
   free_entries_.push_back(static_cast<int>(index));
 }
 
-Sequence& SequenceTable::Open() {
+Sequence& SequenceTable::Open(std::size_t matched) {
   assert(open_count_ < max_open_);
   if (free_entries_.empty()) AddEntry();
   const int index = free_entries_.back();
-  free_entries_.pop_back();
   Sequence& sequence = *entries_[index];
+  sequence.match_path.reserve(matched);
+  sequence.match_generations.reserve(matched);
+  free_entries_.pop_back();
   const std::uint64_t life = ++lives_[index];
   sequence.id = static_cast<SequenceId>(life << 32 | static_cast<std::uint64_t>(index + 1));
   sequence.open = true;

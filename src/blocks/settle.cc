@@ -8,6 +8,32 @@
 
 namespace lariat::blocks {
 
+// What most items of a step of decoding are: all rows are kept, with their ids, in a block that
+// held settled rows before and has room for more; so neither a block nor the index changes.
+inline bool BlockManager::IsPlain(const PlannedStep& step, std::size_t index,
+                                  const StepCommit& commit, const Sequence& sequence) const {
+  const StepRows& rows = step.rows[index];
+  const PlannedItem& item = step.items[index];
+  const std::int64_t end = rows.start + rows.count;
+  return item.tail_held && item.new_blocks == 0 && !item.ends_block && item.limit == end &&
+         commit.kept == rows.count && std::ssize(commit.tokens) == rows.count &&
+         sequence.reach == end && sequence.last_step == step.id && sequence.known() == rows.start &&
+         rows.start >= sequence.prompt_length && !sequence.retains && !sides_.any() &&
+         BlocksToIndex(sequence, end, end) == 0;
+}
+
+// SettleItem of such a one.
+inline void BlockManager::SettlePlain(PlannedStep& step, std::size_t index,
+                                      const StepCommit& commit) {
+  const StepRows& rows = step.rows[index];
+  Sequence& sequence = sequences_.at(step.items[index].sequence);
+  const std::int64_t end = rows.start + rows.count;
+  tokens_committed_ += rows.count;
+  sequence.settled = sequence.planned = end;
+  for (const TokenId token : commit.tokens) sequence.ids.push_back(token);
+  if (config_.track_writes) SettleBlocks(step, index, end);
+}
+
 Status BlockManager::CheckCommit(PlannedStep& step, std::span<const StepCommit> commits) {
   if (Status idle = CheckIdle(); !idle.ok()) return idle;
   assert(step.phase == StepPhase::kPrepared);
@@ -18,15 +44,18 @@ Status BlockManager::CheckCommit(PlannedStep& step, std::span<const StepCommit> 
   // What the Commit may release: blocks behind the kept rows, and those that merge.
   std::int64_t count = 0;
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
-    const PlannedItem& item = step.items[i];
+    sequences_.Prefetch(step.items[std::min(i + kFetchAhead, step.items.size() - 1)].sequence);
+    PlannedItem& item = step.items[i];
     const Sequence& sequence = sequences_.at(item.sequence);
+    item.plain = false;
     if (!sequence.open || sequence.id != step.rows[i].sequence) continue;  // closed since
     std::int64_t kept = step.rows[i].count, given = 0;
-    if (item.commit >= 0) {
-      const StepCommit& commit = commits[static_cast<std::size_t>(item.commit)];
-      if (Status s = CheckEntry(step, i, commit, sequence); !s.ok()) return s;
-      kept = commit.kept;
-      given = std::ssize(commit.tokens);
+    if (const StepCommit* const commit = CommitOf(step, i, commits)) {
+      item.plain = IsPlain(step, i, *commit, sequence);
+      if (item.plain) continue;
+      if (Status s = CheckEntry(step, i, *commit, sequence); !s.ok()) return s;
+      kept = commit->kept;
+      given = std::ssize(commit->tokens);
     }
     const std::int64_t end = EndOf(step, i, kept);
     if (sequence.last_step == step.id) count += BlocksFor(sequence.reach) - BlocksFor(end);
@@ -40,10 +69,8 @@ Status BlockManager::CheckCommit(PlannedStep& step, std::span<const StepCommit> 
 Status BlockManager::MatchCommits(PlannedStep& step, std::span<const StepCommit> commits) {
   std::size_t same = commits.size() == step.rows.size() ? 0 : commits.size() + 1;
   while (same < commits.size() && commits[same].sequence == step.rows[same].sequence) ++same;
-  if (same == commits.size()) {  // in the order of the items, as most are
-    for (std::size_t i = 0; i < same; ++i) step.items[i].commit = static_cast<std::int32_t>(i);
-    return {};
-  }
+  step.in_order = same == commits.size();  // as most are
+  if (step.in_order) return {};
   ++stamp_;
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
     Sequence& sequence = sequences_.at(step.items[i].sequence);
@@ -90,7 +117,7 @@ Status BlockManager::CheckEntry(const PlannedStep& step, std::size_t index,
                            " to " + std::to_string(rows.count));
   }
   if (commit.tokens.empty()) return {};
-  const std::int64_t past_prompt = std::max(rows.start, sequence.prompt_length);
+  const std::int64_t past_prompt = std::max<std::int64_t>(rows.start, sequence.prompt_length);
   const std::int64_t allowed = std::max<std::int64_t>(0, rows.start + commit.kept - past_prompt);
   if (static_cast<std::int64_t>(commit.tokens.size()) > allowed) {
     return InvalidArgument("tokens of " + NameOf(commit.sequence) + ": " +
@@ -105,14 +132,51 @@ Status BlockManager::CheckEntry(const PlannedStep& step, std::size_t index,
   return {};
 }
 
-void BlockManager::Commit(PlannedStep& step, std::span<const StepCommit> commits) {
-  for (std::size_t i = 0; i < step.rows.size(); ++i) {
-    const Sequence& sequence = sequences_.at(step.items[i].sequence);
-    if (!sequence.open || sequence.id != step.rows[i].sequence) continue;
-    const std::int32_t commit = step.items[i].commit;
-    SettleItem(step, i, commit == -1 ? nullptr : &commits[static_cast<std::size_t>(commit)]);
+// The step does not name the item's sequence any more. Returns whether that was closed.
+inline bool BlockManager::LeaveItem(const PlannedStep& step, std::size_t index) {
+  const PlannedItem& item = step.items[index];
+  Sequence& sequence = sequences_.at(item.sequence);
+  --sequence.live_steps;
+  // Steps are discarded latest first, so what is left to name it is what named it before.
+  if (sequence.last_step == step.id) sequence.last_step = item.previous_step;
+  return !sequence.open;
+}
+
+// Has fetched what Commit touches some items after this one. One whose rows end with a block goes
+// on to its table and ids, and from there to the index.
+[[gnu::always_inline]] inline void BlockManager::FetchToCommit(const PlannedStep& step,
+                                                               std::size_t index) const {
+  const auto item = [&](std::size_t times) -> const PlannedItem& {
+    return step.items[std::min(index + times * kFetchAhead, step.items.size() - 1)];
+  };
+  const PlannedItem &near = item(1), &further = item(2), &far = item(3);
+  sequences_.at(near.sequence).ids.Prefetch();
+  sequences_.Prefetch(further.sequence);
+  if (!config_.reuse) return;
+  if (far.ends_block) sequences_.PrefetchTable(far.sequence);
+  if (further.ends_block) sequences_.PrefetchTableEnd(further.sequence);
+  if (!near.ends_block) return;
+  const std::vector<BlockId>& table = sequences_.at(near.sequence).table;
+  for (std::size_t n = table.size(); n > 0 && n + 2 > table.size(); --n) {
+    pool_.Prefetch(table[n - 1]);
+    index_.Prefetch(table[n - 1]);
   }
-  EndStep(step, /*discarded=*/false);
+}
+
+void BlockManager::Commit(PlannedStep& step, std::span<const StepCommit> commits) {
+  bool closed = false;
+  for (std::size_t i = 0; i < step.rows.size(); ++i) {
+    FetchToCommit(step, i);
+    const PlannedItem& item = step.items[i];
+    const Sequence& sequence = sequences_.at(item.sequence);
+    if (item.plain) {
+      SettlePlain(step, i, *CommitOf(step, i, commits));
+    } else if (sequence.open && sequence.id == step.rows[i].sequence) {
+      SettleItem(step, i, CommitOf(step, i, commits));
+    }
+    closed |= LeaveItem(step, i);
+  }
+  EndStep(step, /*discarded=*/false, closed);
   KeepClean();
 }
 
@@ -197,8 +261,10 @@ Status BlockManager::CheckDiscard(const PlannedStep& step) {
 }
 
 void BlockManager::Discard(PlannedStep& step) {
+  bool closed = false;
   for (std::size_t i = 0; i < step.rows.size(); ++i) DiscardItem(step, i);
-  EndStep(step, /*discarded=*/true);
+  for (std::size_t i = 0; i < step.rows.size(); ++i) closed |= LeaveItem(step, i);
+  EndStep(step, /*discarded=*/true, closed);
   KeepClean();
 }
 
@@ -226,22 +292,14 @@ void BlockManager::DiscardItem(PlannedStep& step, std::size_t index) {
   for (const auto& other : sequences_.entries()) other->owns_tail = false;
   pool_.Claim(item.cow_source);
   sequence.table[static_cast<std::size_t>(tail)] = item.cow_source;
-  sequence.first_dirty = std::min(sequence.first_dirty, tail);
+  sequence.first_dirty = std::min<std::int64_t>(sequence.first_dirty, tail);
   ReleaseWith(step, item.cow_target, -1);
 }
 
 // Drops what the step held: references first, deepest blocks of a sequence before the rest of it.
-void BlockManager::EndStep(PlannedStep& step, bool discarded) {
+//   closed: whether some of its sequences are
+void BlockManager::EndStep(PlannedStep& step, bool discarded, bool closed) {
   live_.erase(std::find(live_.begin(), live_.end(), &step));
-  bool closed = false;
-  for (std::size_t i = 0; i < step.items.size(); ++i) {
-    const PlannedItem& item = step.items[i];
-    Sequence& sequence = sequences_.at(item.sequence);
-    --sequence.live_steps;
-    // Steps are discarded latest first, so what is left to name it is what named it before.
-    if (sequence.last_step == step.id) sequence.last_step = item.previous_step;
-    closed |= !sequence.open;
-  }
   for (const StepRelease& release : step.releases) {
     // Where earlier steps go on, they may hold blocks below this one.
     PlannedStep* const earlier =
@@ -269,14 +327,18 @@ void BlockManager::EndStep(PlannedStep& step, bool discarded) {
 // equal is indexed already gives way to that one.
 // REQUIRES: there are some.
 void BlockManager::IndexNewBlocks(Sequence& sequence) {
-  const std::int64_t full = BlockAt(std::min(sequence.settled, sequence.known()));
-  const std::span<const TokenId> ids = sequence.ids.all();
+  const std::int64_t full = BlockAt(std::min<std::int64_t>(sequence.settled, sequence.known()));
   const auto first = static_cast<std::size_t>(sequence.indexed);
+  const auto size = static_cast<std::size_t>(config_.block_size);
+  const std::span<const TokenId> ids = sequence.ids.from(first * size);
   std::int32_t parent = first == 0 ? sequence.root : index_.node(sequence.table[first - 1]);
+  const auto note = [&](std::size_t n) {
+    if (n < PrefixIndex::kAhead) return;
+    index_.NoteBelow(index_.node(sequence.table[n - PrefixIndex::kAhead]), parent);
+  };
   for (; sequence.indexed < full; ++sequence.indexed) {
     const auto n = static_cast<std::size_t>(sequence.indexed);
-    const auto tokens =
-        ids.subspan(n * config_.block_size, static_cast<std::size_t>(config_.block_size));
+    const auto tokens = ids.subspan((n - first) * size, size);
     const BlockId block = sequence.table[n];
     const NodeId node = index_.Find(parent, tokens);
     if (node == kNoNode) {
@@ -286,6 +348,7 @@ void BlockManager::IndexNewBlocks(Sequence& sequence) {
         return;
       }
       parent = Index(parent, tokens, block);
+      note(n);
       AttachSides(sequence, n, block);
       continue;
     }
@@ -305,7 +368,7 @@ void BlockManager::IndexNewBlocks(Sequence& sequence) {
     HoldCached(equal);
     pool_.NotePeak();  // a live step may still name the copy
     sequence.table[n] = equal;
-    sequence.first_dirty = std::min(sequence.first_dirty, sequence.indexed);
+    sequence.first_dirty = std::min<std::int64_t>(sequence.first_dirty, sequence.indexed);
     ++merged_;
     AttachSides(sequence, n, equal);
     Release(sequence, block);
@@ -342,7 +405,7 @@ void BlockManager::ShrinkTable(Sequence& sequence, std::int64_t blocks, PlannedS
     sequence.table.pop_back();
     release(block);
   }
-  sequence.first_dirty = std::min(sequence.first_dirty, blocks);
+  sequence.first_dirty = std::min<std::int64_t>(sequence.first_dirty, blocks);
 }
 
 // Lets go of a block of this sequence: at once, or with the last live step that may read it.
@@ -379,7 +442,7 @@ void BlockManager::DropReference(BlockId block, bool late) {
 // not full. Nobody writes to it any more, and whoever finds it takes a copy.
 void BlockManager::IndexTail(Sequence& sequence) {
   if (!config_.token_reuse || !sequence.indexable) return;
-  const std::int64_t end = std::min(sequence.settled, sequence.known());
+  const std::int64_t end = std::min<std::int64_t>(sequence.settled, sequence.known());
   const std::int64_t tail = end / config_.block_size, count = end % config_.block_size;
   if (count == 0 || sequence.indexed != tail) return;
   if (sequence.table.empty()) return;  // suspended, or not back yet
@@ -395,14 +458,31 @@ void BlockManager::IndexTail(Sequence& sequence) {
   RetainBlock(sequence, block, end - count, end);
 }
 
-void BlockManager::DropSequence(Sequence& sequence) {
-  IndexTail(sequence);
+// Lets go of all blocks of a sequence that ends, deepest first.
+void BlockManager::DropTable(Sequence& sequence) {
   // Closed while a step named it: its references were pinned then.
   const bool pinned = sequence.pinned;
-  ForEachHeld(sequence, [&](BlockId block) {
+  if (sides_.any() || idle_.needs_parent()) {
+    return ForEachHeld(sequence, [&](BlockId block) {
+      if (pinned) pool_.Unpin(block);
+      DropReference(block);
+    });
+  }
+  // Those that become idle gather at the table's end, which is not needed any more.
+  std::vector<BlockId>& table = sequence.table;
+  std::size_t first_idle = table.size();
+  for (std::size_t n = table.size(); n-- > 0;) {
+    const BlockId block = table[n];
     if (pinned) pool_.Unpin(block);
-    DropReference(block);
-  });
+    const bool cached = index_.contains(block);
+    if (pool_.Unclaim(block, cached) && cached) table[--first_idle] = block;
+  }
+  idle_.AddPath(std::span<const BlockId>(table).subspan(first_idle));
+}
+
+void BlockManager::DropSequence(Sequence& sequence) {
+  IndexTail(sequence);
+  DropTable(sequence);
   ForEachPlace(sequence, [&](HostId host) { Unhold(host); });
   index_.DropRoot(sequence.root);
   sequences_.Recycle(sequence);

@@ -264,7 +264,7 @@ Status BlockManager::CheckLength(const Sequence& sequence, std::int64_t length) 
 void BlockManager::SlideOut(Sequence& sequence) {
   for (std::size_t side = 0; side < sides_.count(); ++side) {
     SideTable& of_side = sequence.sides[side];
-    const std::int64_t first = std::min(
+    const std::int64_t first = std::min<std::int64_t>(
         sides_.reach(side).First(sequence.settled) / config_.block_size, std::ssize(of_side.table));
     for (; of_side.slid < first; ++of_side.slid) {
       BlockId& block = of_side.table[static_cast<std::size_t>(of_side.slid)];
@@ -295,7 +295,8 @@ void BlockManager::AttachSides(Sequence& sequence, std::size_t n, BlockId owner)
     pool_.NotePeak();  // a live step may still name the copy
     const BlockId copy = mine;
     mine = cached;
-    sequence.first_dirty = std::min(sequence.first_dirty, static_cast<std::int64_t>(n));
+    sequence.first_dirty =
+        std::min<std::int64_t>(sequence.first_dirty, static_cast<std::int64_t>(n));
     ++merged_;
     Release(sequence, copy);
   }
@@ -304,6 +305,7 @@ void BlockManager::AttachSides(Sequence& sequence, std::size_t n, BlockId owner)
 // A block of a side, which somebody holds, is cached beside `owner` from now on.
 void BlockManager::AttachSide(BlockId owner, std::size_t side, BlockId page) {
   sides_.Attach(owner, side, page);
+  index_.NoteSide(index_.node(owner), side, Tier::kDevice, /*stored=*/true);
   idle_.Enter(page, idle_.lane(owner));
   if (!has_tier()) return;
   const NodeId node = index_.node(owner);
@@ -320,6 +322,7 @@ std::int64_t BlockManager::DropSides(BlockId owner) {
   for (std::size_t side = 0; side < sides_.count(); ++side) {
     const BlockId page = sides_.page(owner, side);
     if (page == kNoBlock) continue;
+    index_.NoteSide(index_.node(owner), side, Tier::kDevice, /*stored=*/false);
     sides_.Detach(page);
     DropCached(page);
     ++count;

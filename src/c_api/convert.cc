@@ -143,6 +143,7 @@ Status Convert(const lariat_cache_config* caller, CacheConfig& to) {
   to.memory.caller_memory = from.caller_memory;
   to.memory.caller_bytes = from.caller_bytes;
   if (status = CheckReserved("config", from.reserved); !status.ok()) return status;
+  to.max_events = from.max_events;
   return ChooseAll(from, to);
 }
 

@@ -21,6 +21,9 @@ template <>
 inline constexpr std::uint32_t kFirstSize<lariat_cache_config> = 152;
 template <>
 inline constexpr std::uint32_t kFirstSize<lariat_step_view> = 64;
+inline constexpr std::uint32_t kFirstSize<lariat_footprint> = 88;
+template <>
+inline constexpr std::uint32_t kFirstSize<lariat_stats> = 200;
 
 // The name of an argument, or of an element of one that is an array.
 struct Name {

@@ -24,6 +24,7 @@ blocks::ManagerConfig ManagerConfigOf(const CacheConfig& config,
   manager.max_sequences = config.max_sequences;
   manager.max_tokens_per_sequence = config.max_tokens_per_sequence;
   manager.max_tokens_per_step = config.max_tokens_per_step;
+  manager.max_events = config.max_events;
   manager.position_sections = resolved.position_sections;
   manager.track_writes = has_memory;  // without memory nothing can be corrupt
   manager.host_blocks = resolved.footprint.num_host_blocks;
@@ -327,6 +328,14 @@ std::int64_t KVCache::BlocksFor(std::int64_t settled, std::int64_t end,
 
 Result<std::int64_t> KVCache::BlockHashes(SequenceId sequence, std::span<BlockHash> hashes) const {
   return Guarded([&] { return impl_->manager.BlockHashes(sequence, hashes); });
+}
+
+std::int64_t KVCache::DrainEvents(std::span<KVEvent> events) {
+  return impl_->manager.DrainEvents(events);
+}
+
+Result<std::int64_t> KVCache::ListBlocks(std::int64_t& cursor, std::span<KVEvent> events) const {
+  return Guarded([&] { return impl_->manager.ListBlocks(cursor, events); });
 }
 
 Status KVCache::Clear() {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "backend/append_check.h"
+#include "backend/device_range.h"
 #include "cache/kv_cache_impl.h"
 
 namespace lariat {
@@ -77,6 +78,7 @@ Status KVCache::Impl::MlaAppend(std::uint64_t id, int layer, const MlaAppendInpu
   if (!plan.ok()) return plan.status();
   if (Status s = CheckRank(layer, inputs.kv_lora_rank); !s.ok()) return s;
   if (!device.backend().has_memory()) return {};
+  const DeviceRange range("MlaAppend");
   return lariat::MlaAppend(device, AppendParams(layer, inputs, (*plan)->padded_tokens), stream);
 }
 
@@ -131,6 +133,7 @@ Status KVCache::Impl::MlaExpand(std::uint64_t id, int layer, const MlaExpandInpu
   if (!plan.ok()) return plan.status();
   if (Status s = CheckRank(layer, inputs.kv_lora_rank); !s.ok()) return s;
   if (!device.backend().has_memory()) return {};
+  const DeviceRange range("MlaExpand");
   return lariat::MlaExpand(device, ExpandParams(layer, inputs, (*plan)->padded_sequences), stream);
 }
 
@@ -195,6 +198,7 @@ Status KVCache::Impl::MlaCompress(std::uint64_t id, int layer, const MlaCompress
   if (!plan.ok()) return plan.status();
   if (Status s = CheckCompress(inputs); !s.ok()) return s;
   if (!device.backend().has_memory()) return {};
+  const DeviceRange range("MlaCompress");
   const std::int64_t tokens = (*plan)->padded_tokens;
   const Result<MlaCompressParams> made = CompressParams(layer, inputs, tokens, stream);
   if (!made.ok()) return made.status();

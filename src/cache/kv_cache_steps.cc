@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 
+#include "backend/device_range.h"
 #include "cache/kv_cache_impl.h"
 
 namespace lariat {
@@ -31,10 +32,12 @@ StepRecord* KVCache::Impl::Find(std::uint64_t id) {
 // device only when the host is more than a whole ring ahead.
 Result<StepRecord*> KVCache::Impl::AcquireRecord() {
   StepRecord* oldest = nullptr;
+  StepRecord* newest = nullptr;  // of those that ended
   for (StepRecord& record : ring) {
-    if (!IsLive(record) && (oldest == nullptr || record.plan.id < oldest->plan.id)) {
-      oldest = &record;
-    }
+    if (IsLive(record)) continue;
+    if (oldest == nullptr || record.plan.id < oldest->plan.id) oldest = &record;
+    if (record.plan.phase != StepPhase::kEnded) continue;
+    if (newest == nullptr || record.plan.id > newest->plan.id) newest = &record;
   }
   if (oldest->event_pending) {
     Result<bool> passed = device.Query(oldest->event);
@@ -44,6 +47,7 @@ Result<StepRecord*> KVCache::Impl::AcquireRecord() {
     }
     Harvest(*oldest);
   }
+  if (newest != nullptr) oldest->plan.TakeLists(newest->plan);
   return oldest;
 }
 
@@ -83,6 +87,7 @@ Status KVCache::Impl::Prepare(std::uint64_t id, Stream stream) {
   if (plan.fence != 0 && tier != nullptr) {
     if (Status s = tier->WaitForBatch(stream, plan.fence); !s.ok()) return s;
   }
+  const DeviceRange range("Prepare");
   const int slot = SlotOf(*record);
   if (FaultRecord* fault = arrays.fault_record(slot)) *fault = {};
   moves.clear();
@@ -209,6 +214,7 @@ Status KVCache::Impl::Append(std::uint64_t id, int layer, const AppendInputs& in
   if (!plan.ok()) return plan.status();
   if (Status s = CheckQuery(inputs.q, inputs.q_heads); !s.ok()) return s;
   if (!device.backend().has_memory()) return {};
+  const DeviceRange range("Append");
   return AppendRope(device, AppendParams(layer, inputs, (*plan)->padded_tokens), stream);
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "backend/params.h"
+#include "blocks/event_log.h"
 
 namespace lariat::cache {
 
@@ -111,6 +112,7 @@ Status CheckUse(const CacheConfig& config) {
     return InvalidArgument("max_pinned_blocks " + std::to_string(config.max_pinned_blocks) +
                            ": allowed are 0 and more");
   }
+  if (Status s = CheckRange("max_events", config.max_events, 0, 1 << 24); !s.ok()) return s;
   if (Status s = CheckRange("max_sequences", config.max_sequences, 1, 1 << 20); !s.ok()) return s;
   if (Status s = CheckRange("max_tokens_per_sequence", config.max_tokens_per_sequence, 1, 1 << 30);
       !s.ok()) {
@@ -321,6 +323,10 @@ Result<ResolvedConfig> Resolve(const CacheConfig& config, BackendKind kind) {
   if (Status s = ResolveMemory(config, kind, resolved); !s.ok()) return s;
   if (Status s = ResolveHost(config, resolved); !s.ok()) return s;
   footprint.num_blocks = resolved.num_blocks;
+  const std::int64_t places = footprint.num_host_blocks;
+  footprint.event_log_bytes =
+      blocks::EventLog::Bytes(config.max_events, config.block_size,
+                              places == 0 ? resolved.num_blocks : 2 * resolved.num_blocks + places);
   footprint.pool_bytes = resolved.num_blocks * footprint.bytes_per_block;
   if (Status s = CheckCallerMemory(config.memory, footprint.pool_bytes); !s.ok()) return s;
   for (std::size_t r = 0; r < config.ropes.size(); ++r) {

@@ -59,6 +59,7 @@ void TestLife(void);
 void TestDrafts(void);
 void TestExhaustion(void);
 void TestKeeping(void);
+void TestEvents(void);
 void TestVersions(void);
 void TestNulls(void);
 void TestSizes(void);
