@@ -54,7 +54,7 @@ if ((sanitize)); then
   programs=(append_rope_test append_rope_sections_test rope_update_test step_tables_test device_test
     cache_rope_test cache_graph_test mla_append_test mla_compress_test mla_expand_test cache_mla_test
     cache_mla_graph_test gemm_test mla_compress_graph_test dependent_launch_test host_storage_test
-    cache_tier_rows_test)
+    cache_tier_rows_test reader_arrays_test)
   for program in "${programs[@]/#/build/release/tests/}"; do
     for tool in memcheck racecheck initcheck synccheck; do
       begin=$SECONDS

@@ -110,51 +110,6 @@ Stats KVCache::Impl::ReadStats() const {
   return stats;
 }
 
-// --- The pool given back and taken again --------------------------------------------------------
-
-Status KVCache::Impl::CheckAcquired() const {
-  return released ? NotReady("the pool was given back by Release: call Reacquire first") : Status();
-}
-
-Status KVCache::Impl::Release() {
-  if (released) return {};
-  Stats now;
-  manager.FillStats(now);
-  if (now.sequences > 0 || manager.live_steps() > 0) {
-    return NotReady(std::to_string(now.sequences) + " sequences are open and " +
-                    std::to_string(manager.live_steps()) + " steps live: end them first");
-  }
-  if (manager.oldest_transfer() != TransferId::kNone) {
-    return NotReady("a transfer is not accepted yet");
-  }
-  if (manager.has_plan()) return NotReady("a step is planned but not prepared");
-  // Whatever still reads or writes the pool.
-  for (const StepRecord& record : ring) {
-    if (!record.event_pending) continue;
-    if (Status s = WaitFor(record.event); !s.ok()) return s;
-  }
-  if (const Result<int> pending = HarvestPassed(); !pending.ok()) return pending.status();
-  if (tier != nullptr) {
-    if (Status s = tier->Synchronize(); !s.ok()) return s;
-  }
-  if (Status s = manager.Clear(); !s.ok()) return s;
-  Publish();
-  storage.Release();
-  released = true;
-  return {};
-}
-
-Status KVCache::Impl::Reacquire() {
-  if (!released) return {};
-  if (Status s = storage.Acquire(); !s.ok()) return s;
-  if (Status s = device.Synchronize(Stream{}); !s.ok()) {
-    storage.Release();
-    return s;
-  }
-  released = false;
-  return {};
-}
-
 // --- Creation ---------------------------------------------------------------------------------
 
 Result<KVCache> KVCache::Create(const CacheConfig& config) {
@@ -397,13 +352,6 @@ Status KVCache::SetQuota(std::string_view salt, std::int64_t max_idle_blocks) {
   });
 }
 
-Status KVCache::Release() {
-  return Guarded([&] { return impl_->Release(); });
-}
-Status KVCache::Reacquire() {
-  return Guarded([&] { return impl_->Reacquire(); });
-}
-
 // --- Steps ------------------------------------------------------------------------------------
 
 Result<Step> KVCache::Plan(std::span<const StepItem> items, const StepShape& shape,
@@ -450,29 +398,5 @@ Status KVCache::Discard(Step& step, Stream stream) {
 Result<PollReport> KVCache::Poll() {
   return Guarded([&] { return impl_->Poll(); });
 }
-
-// --- Views ------------------------------------------------------------------------------------
-
-StepView KVCache::View(int group) const {
-  const bool known = group >= 0 && group < impl_->resolved.footprint.num_groups;
-  return known ? impl_->arrays.view(group) : StepView{};
-}
-
-StepHostView KVCache::HostView(int group) const {
-  const bool known = group >= 0 && group < impl_->resolved.footprint.num_groups;
-  return known ? impl_->arrays.host_view(group) : StepHostView{};
-}
-
-Result<LayerView> KVCache::Layer(int layer) const {
-  return Guarded([&] { return impl_->Layer(layer); });
-}
-
-Status KVCache::ReadRows(SequenceId sequence, int layer, std::int64_t first, std::int64_t count,
-                         void* k, void* v) {
-  return Guarded([&] { return impl_->ReadRows(sequence, layer, first, count, k, v); });
-}
-
-Stats KVCache::GetStats() const { return impl_->ReadStats(); }
-std::string KVCache::Snapshot() const { return impl_->manager.Snapshot(); }
 
 }  // namespace lariat

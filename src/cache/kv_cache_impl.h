@@ -32,7 +32,8 @@ inline Status NotOfThisCache() { return InvalidArgument("step: not a step of thi
 
 // Composes ids (blocks), bytes (storage) and the device; holds no policy of its own.
 // Files: kv_cache.cc (creation, forwarding), kv_cache_steps.cc (the life of a step),
-// kv_cache_tier.cc (the host tier), kv_cache_read.cc (ReadRows), kv_cache_mla.cc (calls of MLA).
+// kv_cache_tier.cc (the host tier), kv_cache_read.cc (views and ReadRows), kv_cache_mla.cc (calls
+// of MLA), kv_cache_release.cc (Release and Reacquire).
 struct KVCache::Impl {
   Impl(const CacheConfig& config, Device device, cache::ResolvedConfig resolved,
        storage::BlockStorage storage, cache::StepArrays arrays, std::vector<cache::RopeTable> ropes,

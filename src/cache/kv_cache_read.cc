@@ -143,4 +143,28 @@ Result<LayerView> KVCache::Impl::Layer(int layer) const {
   return view;
 }
 
+// --- The public calls -------------------------------------------------------------------------
+
+StepView KVCache::View(int group) const {
+  const bool known = group >= 0 && group < impl_->resolved.footprint.num_groups;
+  return known ? impl_->arrays.view(group) : StepView{};
+}
+
+StepHostView KVCache::HostView(int group) const {
+  const bool known = group >= 0 && group < impl_->resolved.footprint.num_groups;
+  return known ? impl_->arrays.host_view(group) : StepHostView{};
+}
+
+Result<LayerView> KVCache::Layer(int layer) const {
+  return Guarded([&] { return impl_->Layer(layer); });
+}
+
+Status KVCache::ReadRows(SequenceId sequence, int layer, std::int64_t first, std::int64_t count,
+                         void* k, void* v) {
+  return Guarded([&] { return impl_->ReadRows(sequence, layer, first, count, k, v); });
+}
+
+Stats KVCache::GetStats() const { return impl_->ReadStats(); }
+std::string KVCache::Snapshot() const { return impl_->manager.Snapshot(); }
+
 }  // namespace lariat

@@ -139,13 +139,12 @@ class World {
   World& operator=(const World&) = delete;
 
   // The largest difference that `attend` makes in a step of chunks.
-  // causal: false for readers of single rows alone, whose chunks are then one row
-  double Chunks(const Attend& attend, bool single_rows = false) {
+  double Chunks(const Attend& attend) {
     Fill();
     const int counts[] = {1, 7, 16, 33, 100, 2, 64};
     std::vector<StepItem> items;
     for (std::size_t i = 0; i < ids_.size(); ++i) {
-      items.push_back({.sequence = ids_[i], .num_tokens = single_rows ? 1 : counts[i]});
+      items.push_back({.sequence = ids_[i], .num_tokens = counts[i]});
     }
     return Run(items, {}, &attend);
   }
