@@ -32,6 +32,93 @@ class Bench(unittest.TestCase):
         self.assertEqual(code, 0, err)
         return json.loads(out)
 
+    def test_ceilings(self):
+        kinds = ("copy,bytes=8192", "read,bytes=8192", "write,bytes=12288", "node",
+                 "small-copy", "gemm,size=40,dtype=fp32", "link-down,bytes=4096",
+                 "link-up,bytes=4096", "link-both,bytes=4096")
+        for threads in ("1", "2"):
+            rows = self.rows("ceiling", "--threads", threads,
+                             *(word for kind in kinds for word in ("--shape", "kind=" + kind)))
+            self.assertEqual(len(rows), len(kinds))
+            for row, kind in zip(rows, kinds):
+                self.assertEqual(list(row), KEYS)
+                self.assertEqual((row["op"], row["fraction"]), ("ceiling", 1))
+                self.assertIn("kind=" + kind.partition(",")[0], row["shape"])
+                reached = row["tflop_per_s" if "gemm" in kind else "gb_per_s"]
+                self.assertEqual(row["ceiling"], reached)
+            for row, moved in zip(rows, (16384, 8192, 12288, 0, 8192)):
+                self.assertAlmostEqual(row["gb_per_s"] * 1e3 * row["median_us"], moved, 3)
+            self.assertAlmostEqual(rows[5]["tflop_per_s"] * 1e6 * rows[5]["median_us"], 2 * 40**3, 3)
+        for wrong in ("kind=node,bytes=4096", "kind=copy,size=9", "kind=copy,launch=early",
+                      "kind=copy,bytes=4100", "kind=gemm,bytes=4096", "kind=gemm", "kind=lunch"):
+            code, _, err = bench("ceiling", "--shape", wrong)
+            self.assertEqual(code, 2, wrong)
+            self.assertIn("allowed", err, wrong)
+
+    def test_threads(self):
+        # 256 tokens are 1 MiB: enough to be shared. Each result is compared before it is timed.
+        for op in ("append", "mla-append"):
+            row, = self.rows(op, "--threads", "3", "--explain", "--shape", "T=256")
+            self.assertRegex("; ".join(row["tuning"]), r"3 threads .*(base|avx2|avx512) vectors")
+        for wrong in ("0", "-1", "1025", "many"):
+            self.assertEqual(bench("append", "--threads", wrong)[0], 2)
+
+    def test_explain(self):
+        code, out, err = bench("append", "--shape", "T=2", "--explain")
+        self.assertEqual(code, 0, err)
+        self.assertRegex(out, r"append .*\n +rows by 1 thread, \w+ vectors")
+        row, = self.rows("append", "--shape", "T=2", "--explain")
+        self.assertEqual(list(row), KEYS + ["tuning"])
+
+    def test_compare(self):
+        shapes = ("--shape", "T=2", "--shape", "T=3")
+        with tempfile.TemporaryDirectory() as folder:
+            old, new = os.path.join(folder, "old.json"), os.path.join(folder, "new.json")
+            rows = self.rows("append", *shapes)
+            gone = {**rows[0], "shape": "T=9"}
+            other = {**rows[0], "op": "swap"}
+            rows[0]["median_us"] *= 1e6  # this run is faster by that
+            rows[1]["hot"] = False       # another row
+
+            def write(document):
+                with open(old, "w", encoding="utf-8") as file:
+                    json.dump(document, file)
+
+            write({"date": "2026-01-01", "rows": rows + [gone, other]})
+            code, out, err = bench("append", *shapes, "--compare", old, "--json", new,
+                                   "--tolerance", "0")
+            self.assertEqual(code, 0, err)
+            self.assertRegex(out, r"ratio\n +[\d.]+ +[\d.]+ +0\.0+ +append hot bf16 T=2,")
+            self.assertRegex(out, r" - +[\d.]+ +append hot bf16 T=3,")
+            self.assertRegex(out, r"[\d.]+ +- +append hot bf16 T=9\n")
+            self.assertNotIn("swap", out)
+            with open(new, encoding="utf-8") as file:
+                made = json.load(file)
+            self.assertEqual([list(row) for row in made[:2]], 2 * [KEYS + ["old_us", "ratio"]])
+            self.assertAlmostEqual(made[0]["ratio"], made[0]["median_us"] / rows[0]["median_us"])
+            self.assertIsNone(made[1]["ratio"])
+            self.assertEqual([row["shape"] for row in made[2:]], ["T=3,q_heads=0" + rows[1]["shape"][13:], "T=9"])
+            self.assertEqual([row["median_us"] for row in made[2:]], [None, None])
+
+            # What a comparison wrote can be compared with: rows without a time are none.
+            self.assertEqual(bench("append", *shapes, "--compare", new)[0], 0)
+            # Slower than allowed: a failed check, and all is said; without --tolerance it is none.
+            rows[0]["median_us"] = 1e-9
+            write(rows)
+            code, _, err = bench("append", *shapes, "--compare", old, "--tolerance", "5")
+            self.assertEqual(code, 1)
+            self.assertRegex(err, r"append hot bf16 T=2,.*more than --tolerance 5 allows")
+            self.assertEqual(bench("append", *shapes, "--compare", old)[0], 0)
+            for document in ({"a": 1}, [1], [{"op": "append"}], [{**rows[0], "op": 1}], "x"):
+                write(document)
+                code, out, err = bench("append", "--compare", old)
+                self.assertEqual((code, out), (2, ""), document)
+                self.assertIn("--compare", err)
+            for wrong in (("--compare", os.path.join(folder, "none")), ("--tolerance", "5"),
+                          ("--compare", ""), ("--compare", old, "--tolerance", "-1")):
+                code, out, err = bench("append", *wrong)
+                self.assertEqual((code, out), (2, ""), wrong)
+
     def test_append(self):
         shapes = ["T=3,q_heads=2,kv_heads=1,k_dim=64,v_dim=32,in=fp32",
                   "T=70,dtype=fp16,in=fp16,style=interleaved,rotary_dim=64",
@@ -54,6 +141,8 @@ class Bench(unittest.TestCase):
             self.assertEqual([row["shape"].partition("launch=")[2] for row in rows],
                              ["off", "wait", "early"])
             self.assertEqual([row["pdl"] for row in rows], 3 * [False])  # not on the CPU
+        rows = self.rows("mla-append", "--shape", "T=2", "--shape", "T=2,launch=off")
+        self.assertEqual([row["shape"].partition("launch=")[2] for row in rows], ["wait", "off"])
 
     def test_rope_update(self):
         dtypes = ("fp32", "fp64", "fp16", "bf16")

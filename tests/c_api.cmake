@@ -21,14 +21,16 @@ endforeach()
 add_library(lariat_c_header_check OBJECT ${header_sources})
 target_include_directories(lariat_c_header_check PRIVATE ${PROJECT_SOURCE_DIR}/include)
 
-add_executable(c_api_test c_api/main.c c_api/arguments.c c_api/keeping.c c_api/life.c c_api/views.c)
+add_executable(c_api_test c_api/main.c c_api/arguments.c c_api/events.c c_api/keeping.c c_api/life.c
+               c_api/readers.c c_api/views.c)
 target_include_directories(c_api_test PRIVATE ${PROJECT_SOURCE_DIR}/tests)
 target_link_libraries(c_api_test PRIVATE lariat_core m)
 foreach(target lariat_c_header_check c_api_test)
   set_target_properties(${target} PROPERTIES C_STANDARD 11 C_STANDARD_REQUIRED ON C_EXTENSIONS OFF)
   target_compile_options(${target} PRIVATE ${c_flags})
 endforeach()
-foreach(case life drafts exhaustion keeping versions nulls sizes config tensors windows tier latents compress)
+foreach(case life drafts exhaustion keeping versions nulls sizes config tensors windows tier latents compress
+        readers events)
   add_test(NAME "c_api_test: ${case}" COMMAND c_api_test ${case})
   set_tests_properties("c_api_test: ${case}" PROPERTIES TIMEOUT 60)
 endforeach()

@@ -77,6 +77,9 @@ TEST_CASE("C API: a configuration arrives whole", "[c_api]") {
   config.host_write = LARIAT_WRITE_AFTER_HITS;
   config.host_write_after_hits = 33;
   config.host_clean_blocks = 34;
+  config.reader_arrays = 1;
+  config.caller_memory = &config;
+  config.caller_bytes = 35;
 
   CacheConfig to;
   REQUIRE(Convert(&config, to).ok());
@@ -126,6 +129,9 @@ TEST_CASE("C API: a configuration arrives whole", "[c_api]") {
   CHECK(to.host.write == WritePolicy::kAfterHits);
   CHECK(to.host.write_after_hits == 33);
   CHECK(to.host.clean_blocks == 34);
+  CHECK(to.reader_arrays);
+  CHECK(to.memory.caller_memory == &config);
+  CHECK(to.memory.caller_bytes == 35);
 }
 
 TEST_CASE("C API: a configuration of zeros is the default one", "[c_api]") {

@@ -50,13 +50,18 @@ TEST_CASE("The footprint, to the byte", "[cache]") {
 }
 
 TEST_CASE("The footprint is what Create takes of the device", "[cache]") {
-  for (const int variant : {0, 1, 2, 3}) {
+  for (const int variant : {0, 1, 2, 3, 4, 5}) {
     CAPTURE(variant);
     CacheConfig config = Odd();
     if (variant == 1) config.max_steps_in_flight = 16;
     if (variant == 2) {
       config.layout = Layout::kLayerMajor;
       config.block_size = 100;
+    }
+    if (variant == 5) config.reader_arrays = true;
+    if (variant == 4) {
+      config.layout = Layout::kLayerMajor;
+      config.order = Order::kHND;
     }
     if (variant == 3) {
       config.max_sequences = 1;

@@ -140,13 +140,10 @@ TEST_CASE("Create names the field of an MLA layer that is out of range", "[mla]"
        [](CacheConfig& c) {
          c.ropes[0].mrope_sections = {2, 1, 1};
        }},
-      {"order", no, [](CacheConfig& c) { c.order = Order::kHND; }},
-      {"layout", no, [](CacheConfig& c) { c.layout = Layout::kLayerMajor; }},
-      {"layout layer_major with layers of several kinds", no,
+      {"layout layer_major with layers[0].k_dim", no,
        [](CacheConfig& c) {
-         c.layers[1] = {.kv_heads = 1, .k_dim = 8, .v_dim = 8};
+         c.layers[1] = {.kv_heads = 1, .k_dim = kLatentWidth - 1, .v_dim = 100};
          c.layout = Layout::kLayerMajor;
-         c.block_size = static_cast<int>(c.max_tokens_per_sequence);
        }},
       {"layers[1].kind", no, [](CacheConfig& c) { c.layers[1].kind = LayerKind::kLinear; }},
   };

@@ -132,6 +132,8 @@ TEST_CASE("Create names the field that is out of range", "[cache]") {
       {"layers[0].window 16: allowed are 0", bad, [](CacheConfig& c) { c.layers[0].window = 16; }},
       {"block_size", bad, [](CacheConfig& c) { c.block_size = 0; }},
       {"block_size", bad, [](CacheConfig& c) { c.block_size = -8; }},
+      {"layout 2", bad, [](CacheConfig& c) { c.layout = static_cast<Layout>(2); }},
+      {"order 2", bad, [](CacheConfig& c) { c.order = static_cast<Order>(2); }},
       {"max_steps_in_flight", bad, [](CacheConfig& c) { c.max_steps_in_flight = 0; }},
       {"max_steps_in_flight", bad, [](CacheConfig& c) { c.max_steps_in_flight = 17; }},
       {"max_sequences", bad, [](CacheConfig& c) { c.max_sequences = 0; }},
@@ -145,10 +147,7 @@ TEST_CASE("Create names the field that is out of range", "[cache]") {
 TEST_CASE("What is valid and not built is unsupported, at Create", "[cache]") {
   const Code no = Code::kUnsupported;
   std::vector<Refusal> refusals = {
-      {"order", no, [](CacheConfig& c) { c.order = Order::kHND; }},
       {"dtype", no, [](CacheConfig& c) { c.dtype = DType::kFP8E4M3; }},
-      {"caller_memory", no, [](CacheConfig& c) { c.memory.caller_memory = &c; }},
-      {"layout", no, [](CacheConfig& c) { c.layout = Layout::kLayerMajor; }},  // blocks of 8
   };
   refusals.push_back({"kind linear", no, [](CacheConfig& c) {
                         for (LayerSpec& layer : c.layers) layer.kind = LayerKind::kLinear;
@@ -184,8 +183,6 @@ TEST_CASE("Calls that are not built answer so and change nothing", "[cache]") {
   CaseCache c(4, 8);
   const SequenceId id = c.Start(CaseCache::Range(0, 5));
   const std::string before = c->Snapshot();
-  CHECK(c->Release().code() == Code::kUnsupported);
-  CHECK(c->Reacquire().code() == Code::kUnsupported);
   CHECK(c->Fetch(id).status().code() == Code::kUnsupported);
   CHECK(c->Suspend(id).status().code() == Code::kUnsupported);
   CHECK(c->Resume(id).status().code() == Code::kUnsupported);
@@ -193,8 +190,7 @@ TEST_CASE("Calls that are not built answer so and change nothing", "[cache]") {
   CHECK(c->ReadRows(id, 0, 0, 1, row, row).code() == Code::kUnsupported);  // null backend
   CHECK(c->Snapshot() == before);
   CHECK(KVCache::Supports(c->config(), Feature::kTokenReuse).ok());
-  for (const Feature feature :
-       {Feature::kTransfers, Feature::kReleaseReacquire, Feature::kCheckSlots}) {
+  for (const Feature feature : {Feature::kTransfers, Feature::kCheckSlots}) {
     CHECK(KVCache::Supports(c->config(), feature).code() == Code::kUnsupported);
   }
   const StepView view = c->View();

@@ -144,7 +144,10 @@ TEST_CASE("Readers on a late stream see what was planned, in random worlds", "[c
   options.style = seed % 2 == 0 ? RopeStyle::kHalf : RopeStyle::kInterleaved;
   if (seed % 4 == 3 && options.latent > 0) options.style = RopeStyle::kInterleavedToHalf;
   options.rotary_dim = seed % 3 == 0 ? 2 : 4;
+  options.layout = seed / 2 % 3 == 1 ? Layout::kLayerMajor : Layout::kBlockMajor;
+  options.order = seed / 3 % 2 == 1 ? Order::kHND : Order::kNHD;
   options.dtype = seed % 6 == 4 ? DType::kBF16 : seed % 6 == 5 ? DType::kFP16 : DType::kFP32;
+  options.reader_arrays = seed % 2 == 1;
   CAPTURE(seed);
   RandomWorld world(options, static_cast<unsigned>(seed));
   world.Calls(400);

@@ -328,12 +328,6 @@ TEST_CASE("Tier: configurations that are refused", "[tier]") {
         c.memory = {.unlimited = true};
       },
       unsupported, "host");
-  refused(
-      [](C& c) {
-        c.layout = Layout::kLayerMajor;
-        c.block_size = static_cast<int>(c.max_tokens_per_sequence);
-      },
-      unsupported, "host");
   CacheConfig none = good;
   none.host = {};
   CHECK(KVCache::Supports(none, Feature::kTransfers).code() == unsupported);

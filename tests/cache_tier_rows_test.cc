@@ -33,6 +33,8 @@ WorldOptions OptionsOf(int seed) {
   options.max_sequences = 7;
   options.reuse = seed % 4 == 3 ? Reuse::kToken : Reuse::kBlock;
   options.rope = seed % 2 == 0;
+  options.layout = seed / 2 % 3 == 1 ? Layout::kLayerMajor : Layout::kBlockMajor;
+  options.order = seed / 3 % 2 == 1 ? Order::kHND : Order::kNHD;
   options.host.num_blocks = options.blocks * (1 + seed % 5) / 2;
   options.host.write = static_cast<WritePolicy>(seed % 5 % 3);
   options.host.write_after_hits = 1 + seed % 2;

@@ -76,6 +76,10 @@ WorldOptions OptionsOf(int seed) {
   options.host.write_after_hits = 1 + seed % 2;
   options.host.clean_blocks =
       seed % 7 == 6 ? 0 : std::min(options.host.num_blocks, options.blocks / 2);
+  options.reader_arrays = seed % 2 == 0;
+  options.order = seed / 3 % 2 == 1 ? Order::kHND : Order::kNHD;
+  options.layout = seed / 2 % 3 == 1 ? Layout::kLayerMajor : Layout::kBlockMajor;
+  if (!KVCache::Footprint(RowWorld::Config(options)).ok()) options.layout = Layout::kBlockMajor;
   return options;
 }
 

@@ -8,7 +8,7 @@
 //   is the cache's own.
 // - K171 to K175: ranks send each other nothing, and no sequence is cut over ranks or stages. Each
 //   rank has its own cache of all tokens, with its own blocks.
-// - K119: no events are published, so nobody keeps a mirror of the index.
+// - K119: tests/cache_events_test.cc.
 #include <functional>
 #include <memory>
 

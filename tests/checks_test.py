@@ -6,6 +6,7 @@ usage: checks_test.py ROOT
 """
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -116,6 +117,80 @@ class CountTests(Folder):
         self.assertEqual(self.count(("run", ""), ("notrun", ""))[0], 1)
         self.assertEqual(self.count(("notrun", "SKIPPED: no device\n"))[0], 1)
         self.assertEqual(run("count_tests.py", "--allowed", self.write("a", ""), "p=/absent")[0], 1)
+
+
+class CheckDocs(Folder):
+    def setUp(self):
+        super().setUp()
+        self.write("include/lariat/a.h", "class Cache {\n  int Open(int max_tokens);\n};\n"
+                                         "enum class Code { kOk };\n")
+        self.write("tools/x.sh", "case $1 in --fast) ;; esac\n")
+        self.write("src/CMakeLists.txt", "add_library(lariat::lariat ALIAS a)\noption(LARIAT_FAST)\n")
+        program = self.write("bin/lariat", '#!/bin/sh\ncase $1 in go) echo "  --json FILE" ;; *) printf '
+                                           '"  --version\\nSubcommands:\\n  go     Goes\\n" ;; esac\n')
+        program.chmod(0o755)
+        self.program = program
+
+    def check(self, text):
+        self.write("README.md", text + "\n")
+        return run("check_docs.py", self.root, "--program", self.program)
+
+    def test_this_tree(self):
+        code, output = run("check_docs.py", ROOT)
+        self.assertEqual(code, 0, output)
+
+    def test_what_exists(self):
+        for text in ("`lariat::Cache`, `Cache::Open`, `lariat::lariat`, `kOk`, `max_tokens`", "`LARIAT_FAST`",
+                     "`include/lariat/a.h`", "`a.h`", "`lariat go --json -`", "`--fast`", "`--version`",
+                     "```sh\nbin/lariat go \\\n  --json -\n```", "`src/*.txt`", "`x_i = p_0`",
+                     "`cmake --preset release`", "plain --words and no_names"):
+            self.assertEqual(self.check(text), (0, ""), text)
+
+    def test_what_does_not(self):
+        for text in ("`lariat::Cash`", "`lariat::Cache::Close`", "`Cash::Open`", "`lariat::c`", "`kGood`",
+                     "`max_token`", "`LARIAT_SLOW`", "`include/lariat/b.h`", "`b.h`", "`lariat go --fast`",
+                     "`--slow`", "```sh\nbin/lariat go \\\n  --fast\n```", "`src/*.md`",
+                     "```cpp\nmax_token = 1;\n```"):
+            code, output = self.check(text)
+            self.assertEqual(code, 1, text)
+            self.assertRegex(output, r"README\.md:\d: ")
+
+
+class DoxygenFilter(Folder):
+    """What the filter makes of a header; tools/doxygen.sh runs Doxygen over all of them."""
+
+    def lines(self, text):
+        code, output = run("doxygen_filter.py", self.write("a.h", text))
+        self.assertEqual(code, 0, output)
+        self.assertEqual(output.count("\n"), text.count("\n"))
+        return output.splitlines()
+
+    def test_comments_before_and_behind(self):
+        self.assertEqual(self.lines("// A.\nstruct A {\n  int b = 0;  // B.\n};\n"),
+                         ["/// A.", "struct A {", "  int b = 0;  ///< B.", "};"])
+
+    def test_a_run_and_an_empty_line(self):
+        self.assertEqual(self.lines("// A.\nvoid A(int);\nvoid B(int);\n\nvoid C(int);\n"),
+                         ["/// A.", "void A(int);", "/** A. */ void B(int);", "", "void C(int);"])
+
+    def test_fields_are_told_by_their_struct_and_functions_are_not(self):
+        self.assertEqual(self.lines("// A.\nclass A {\n\n  int b = 0;\n  void C(int);\n};\n"),
+                         ["/// A.", "class A {", "", "  /** A. */ int b = 0;", "  void C(int);", "};"])
+        self.assertEqual(self.lines("struct A {\n  int b;\n};\n"), ["struct A {", "  int b;", "};"])
+
+    @unittest.skipUnless(shutil.which("doxygen"), "no doxygen")
+    def test_doxygen_fails_on_what_has_none(self):
+        for name in ("doxygen.sh", "doxygen_filter.py"):
+            shutil.copy(ROOT / "tools" / name, self.write(f"tools/{name}", ""))
+        self.write("docs/Doxyfile", (ROOT / "docs/Doxyfile").read_text(encoding="utf-8"))
+        header = "// N.\nnamespace lariat {\n\n// A.\nstruct A {\n  int b = 0;\n};\n\n%s\n}\n"
+        for planted, code in (("", 0), ("int F(int a);\n", 1),
+                              ("struct B {\n  int c = 0;  // C.\n};\n", 1), ("enum class E { kF };\n", 1),
+                              ("// \\ref Nothing.\nint F(int a);\n", 1)):
+            self.write("include/lariat/a.h", header % planted)
+            done = subprocess.run([self.root / "tools/doxygen.sh", self.root / "out"], check=False,
+                                  capture_output=True, text=True)
+            self.assertEqual(done.returncode, code, planted + done.stdout + done.stderr)
 
 
 class RunScript(Folder):

@@ -159,6 +159,133 @@ TEST_CASE("dependent launch: updates whose cache is the output of the one before
   }
 }
 
+// The rows that a call stores are what the next one norms and turns again.
+TEST_CASE("dependent launch: latent rows that the call before stored") {
+  constexpr std::int64_t kWidth = 576;
+  constexpr int kTimes = 40;
+  std::vector<Device> devices = AvailableDevices();
+  Random random(4);
+  for (const std::int64_t tokens : {1, 70, 300}) {
+    const auto start = random.Numbers<B16>(tokens * kWidth);
+    const std::vector<std::uint16_t> ones(512, 0x3F80);
+    std::vector<std::uint32_t> cos, sin;
+    for (int i = 0; i < 64 * 32; ++i) {
+      const float angle = static_cast<float>(i % 97) * 0.1F;
+      cos.push_back(std::bit_cast<std::uint32_t>(std::cos(angle)));
+      sin.push_back(std::bit_cast<std::uint32_t>(std::sin(angle)));
+    }
+    std::vector<std::int64_t> slots;
+    std::vector<std::int32_t> positions;
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      slots.push_back(t);
+      positions.push_back(static_cast<std::int32_t>(t % 64));
+    }
+    const auto run = [&](Device& device, DependentLaunch kind) {
+      const OwnStream own(device);
+      DeviceVector<std::uint16_t> even(device, start), odd(device, start), weight(device, ones);
+      DeviceVector<std::uint32_t> c(device, cos), s(device, sin);
+      DeviceVector<std::int64_t> to(device, slots);
+      DeviceVector<std::int32_t> at(device, positions);
+      MlaAppendParams p;
+      p.num_tokens = p.num_slots = tokens;
+      p.rank = 512;
+      p.rope_dim = p.rotary_dim = 64;
+      p.c_kv_stride = p.k_pe_stride = kWidth;
+      p.norm_weight = weight.data();
+      p.slots = to.data();
+      p.positions = at.data();
+      p.cos = reinterpret_cast<const float*>(c.data());
+      p.sin = reinterpret_cast<const float*>(s.data());
+      p.num_positions = 64;
+      p.dependent_launch = kind;
+      for (int i = 0; i < kTimes; ++i) {
+        p.c_kv = (i % 2 == 0 ? even : odd).data();
+        p.k_pe = static_cast<const std::uint16_t*>(p.c_kv) + 512;
+        p.cache = (i % 2 == 0 ? odd : even).data();
+        REQUIRE(MlaAppend(device, p, own.stream).ok());
+      }
+      REQUIRE(device.Synchronize(own.stream).ok());
+      return (kTimes % 2 == 0 ? even : odd).Read();
+    };
+    const auto want = run(devices[0], DependentLaunch::kOff);
+    for (Device& device : devices) {
+      for (const DependentLaunch kind : kKinds) {
+        INFO(device.name() << " T " << tokens << " launch " << static_cast<int>(kind));
+        CHECK((run(device, kind) == want));
+      }
+    }
+  }
+}
+
+// The keys that a call puts out are the hidden states of the next one: a product that reads rows
+// before they are there gives others.
+TEST_CASE("dependent launch: products of what the call before put out") {
+  constexpr int kTimes = 12;
+  struct Shape {
+    DType dtype;
+    std::int64_t tokens;
+    int model_dim, rank;
+  };
+  for (Device& device : AvailableDevices()) {
+    if (device.kind() != BackendKind::kCuda) continue;  // elsewhere there is one kind
+    Random random(5);
+    for (const Shape& shape : {Shape{DType::kBF16, 1, 2048, 512},
+                               {DType::kBF16, 16, 2048, 512},
+                               {DType::kBF16, 64, 2048, 512},
+                               {DType::kFP32, 384, 256, 48}}) {
+      const std::size_t element = SizeOf(shape.dtype);
+      const auto data = [&](std::int64_t elements, float size) {
+        std::vector<std::uint8_t> bytes(static_cast<std::size_t>(elements) * element);
+        for (std::int64_t i = 0; i < elements; ++i) {
+          const float value = size * static_cast<float>(random.Between(-1000, 1000)) / 1000;
+          const auto bits = std::bit_cast<std::uint32_t>(value) >> (element == 2 ? 16 : 0);
+          for (std::size_t b = 0; b < element; ++b) {
+            bytes[static_cast<std::size_t>(i) * element + b] =
+                static_cast<std::uint8_t>(bits >> (8 * b));
+          }
+        }
+        return bytes;
+      };
+      // Of a size that keeps numbers near 1.
+      const auto start = data(shape.tokens * shape.model_dim, 1);
+      const auto w_down = data(std::int64_t{shape.model_dim} * shape.rank,
+                               1.7F / std::sqrt(static_cast<float>(shape.model_dim)));
+      const auto w_up = data(std::int64_t{shape.model_dim} * shape.rank,
+                             1.7F / std::sqrt(static_cast<float>(shape.rank)));
+      const auto run = [&](DependentLaunch kind) {
+        const OwnStream own(device);
+        DeviceVector<std::uint8_t> even(device, start), odd(device, start);
+        DeviceVector<std::uint8_t> down(device, w_down), up(device, w_up);
+        MlaCompressParams p;
+        p.dtype = shape.dtype;
+        p.num_tokens = shape.tokens;
+        p.model_dim = shape.model_dim;
+        p.rank = shape.rank;
+        p.heads = shape.model_dim / 64;
+        p.k_dim = 64;
+        p.layout = element == 4 ? WeightLayout::kInOut : WeightLayout::kOutIn;
+        p.w_down = down.data();
+        p.w_up_k = up.data();
+        p.dependent_launch = kind;
+        REQUIRE(Warmup(device, p, own.stream).ok());
+        for (int i = 0; i < kTimes; ++i) {
+          p.hidden = (i % 2 == 0 ? even : odd).data();
+          p.k = (i % 2 == 0 ? odd : even).data();
+          REQUIRE(MlaCompress(device, p, own.stream).ok());
+        }
+        REQUIRE(device.Synchronize(own.stream).ok());
+        return (kTimes % 2 == 0 ? even : odd).Read();
+      };
+      const auto want = run(DependentLaunch::kOff);
+      CHECK(want != start);
+      for (const DependentLaunch kind : kKinds) {
+        INFO(device.name() << " T " << shape.tokens << " launch " << static_cast<int>(kind));
+        CHECK((run(kind) == want));
+      }
+    }
+  }
+}
+
 TEST_CASE("dependent launch: large steps, on which a unit may have two heads") {
   Random random(3);
   for (const auto& [tokens, q_heads] : {std::pair{4100, 0}, {1200, 40}, {3600, 3}}) {

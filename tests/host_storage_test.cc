@@ -27,7 +27,7 @@ BlockLayout MakeLayout(Layout layout) {
   const std::vector<LayerSpec> layers = {{.kv_heads = 2, .k_dim = 4, .v_dim = 6},
                                          {.kv_heads = 1, .k_dim = 8, .v_dim = 2},
                                          {.kv_heads = 1, .k_dim = 5}};
-  return {layers, DType::kBF16, 3, layout, kBlocks};
+  return {layers, DType::kBF16, 3, layout, lariat::Order::kNHD, kBlocks};
 }
 
 // Distinct numbers in a random order.

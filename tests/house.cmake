@@ -28,6 +28,32 @@ add_test(NAME "house: the checks fail where they should"
   COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/checks_test.py ${PROJECT_SOURCE_DIR})
 add_test(NAME "house: documents"
   COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/docs_test.py ${PROJECT_SOURCE_DIR})
+find_program(LARIAT_DOXYGEN doxygen)
+if(LARIAT_DOXYGEN)
+  add_test(NAME "house: Doxygen finds a comment on all that is public"
+    COMMAND ${PROJECT_SOURCE_DIR}/tools/doxygen.sh ${CMAKE_CURRENT_BINARY_DIR}/doxygen)
+else()
+  add_test(NAME "house: Doxygen finds a comment on all that is public"
+    COMMAND ${CMAKE_COMMAND} -E echo "SKIPPED: doxygen is not here")
+endif()
+set_tests_properties("house: Doxygen finds a comment on all that is public" PROPERTIES
+  SKIP_REGULAR_EXPRESSION "SKIPPED: ")
+set(programs)
+if(LARIAT_TOOLS)
+  set(programs --program $<TARGET_FILE:lariat_tool>)
+  if(TARGET tiny_server)
+    list(APPEND programs --program $<TARGET_FILE:tiny_server>)
+  endif()
+endif()
+add_test(NAME "house: what documents name exists"
+  COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/tools/check_docs.py ${PROJECT_SOURCE_DIR} ${programs})
+add_test(NAME "house: messages and their cures"
+  COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/tools/check_messages.py ${PROJECT_SOURCE_DIR})
+
+add_test(NAME "house: the tables of the benchmarks"
+  COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/tools/bench_tables.py check)
+add_test(NAME "house: how those tables are made"
+  COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/bench_tables_test.py ${PROJECT_SOURCE_DIR})
 
 # The machine code of the kernels that have a contract with the kernel before them.
 if(LARIAT_WITH_CUDA)
@@ -57,7 +83,7 @@ if(NOT LARIAT_SANITIZE)
         SKIP_REGULAR_EXPRESSION "SKIPPED: " TIMEOUT 900)
     endforeach()
     # It compiles the archive, two files at a time.
-    set_tests_properties("house: a project that uses Lariat, subdirectory" PROPERTIES PROCESSORS 2)
+    set_tests_properties("house: a project that uses Lariat, subdirectory" PROPERTIES PROCESSORS 2 COST 100)
   endif()
 endif()
 
@@ -69,7 +95,7 @@ if(LARIAT_TOOLS)
   add_test(NAME "bench: small shapes on the CPU"
     COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/bench_test.py $<TARGET_FILE:lariat_tool>
             ${sanitized})
-  set_tests_properties("bench: small shapes on the CPU" PROPERTIES TIMEOUT 300)
+  set_tests_properties("bench: small shapes on the CPU" PROPERTIES TIMEOUT 300 COST 40)
 endif()
 find_package(Threads REQUIRED)
 target_link_libraries(threads_test PRIVATE Threads::Threads)

@@ -46,6 +46,7 @@ void Shapes(unsigned seed) {
       s.padded_percent = 10;
       s.bad_percent = 10;
       SameEverywhere<B>(random, s, {.indirect_fault = tokens == 3});
+      SameEverywhere<B>(random, s, {.dependent_launch = DependentLaunch::kIndexEarly});
     }
   }
 }
@@ -57,10 +58,16 @@ TEST_CASE("mla append 512 + 64: every style, strides, any bits, padding and faul
   Shapes<F16>(32);
 }
 
-// As many as take large blocks; the reference needs its time.
+// As many as take blocks of two and of four warps; the reference needs its time.
 TEST_CASE("mla append 512 + 64: many tokens") {
   Random random(33);
-  MlaAppendShape s = DeepSeek(4099);
+  MlaAppendShape s = DeepSeek(130);
+  s.bad_percent = 1;
+  for (const DependentLaunch kind :
+       {DependentLaunch::kOff, DependentLaunch::kAfterWait, DependentLaunch::kIndexEarly}) {
+    SameEverywhere<B16>(random, s, {.dependent_launch = kind});
+  }
+  s = DeepSeek(4099);
   s.style = RopeStyle::kInterleavedToHalf;
   s.padded_percent = 1;
   s.bad_percent = 1;

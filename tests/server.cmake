@@ -7,7 +7,7 @@ endif()
 function(lariat_server_test name script labels)
   add_test(NAME "server: ${name}"
     COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/${script} $<TARGET_FILE:tiny_server> ${ARGN})
-  set_tests_properties("server: ${name}" PROPERTIES TIMEOUT 600 LABELS "${labels}"
+  set_tests_properties("server: ${name}" PROPERTIES TIMEOUT 600 COST 50 LABELS "${labels}"
                        ENVIRONMENT "PYTHONDONTWRITEBYTECODE=1;TSAN_OPTIONS=suppressions=${CMAKE_CURRENT_SOURCE_DIR}/tsan.supp")
 endfunction()
 lariat_server_test("answers" server_test.py threads)

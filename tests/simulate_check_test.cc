@@ -55,7 +55,8 @@ void CheckCases(BackendKind backend, bool mla = false) {
       {"preemptions, hits of single tokens", Workload("in=64,out=160,n=10,prefix=37"), 60, 16,
        DType::kBF16, Reuse::kToken},
   };
-  for (const Case& c : cases) {
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    const Case& c = cases[i];
     INFO(c.name);
     SimulatorConfig config = ConfigOf(mla, backend, c.blocks, c.block_size);
     config.dtype = c.dtype;
@@ -63,6 +64,8 @@ void CheckCases(BackendKind backend, bool mla = false) {
     config.prefill_chunk = 300;
     config.check = true;
     config.seed = 3;
+    config.layout = i % 3 == 1 ? Layout::kLayerMajor : Layout::kBlockMajor;
+    config.order = i % 2 == 1 ? Order::kHND : Order::kNHD;
     const SimulationResult result = Run(c.trace, config);
     REQUIRE(result.check.has_value());
     CHECK(result.check->sequences == c.trace.size());
@@ -72,6 +75,8 @@ void CheckCases(BackendKind backend, bool mla = false) {
 
     // Null serves the same without the bytes, and a second run is the first.
     config.check = false;
+    config.layout = Layout::kBlockMajor;
+    config.order = Order::kNHD;
     config.backend = BackendKind::kNull;
     CheckSame(Run(c.trace, config), result);
     CheckSame(Run(c.trace, config), result);
@@ -90,6 +95,8 @@ void CheckFaults(BackendKind backend, bool mla = false) {
         config.check = true;
         config.fault = fault;
         config.fault_step = step;
+        config.layout = step % 2 == 0 ? Layout::kLayerMajor : Layout::kBlockMajor;
+        config.order = block_size == 4 ? Order::kHND : Order::kNHD;
         const SimulationResult result = Run(workload, config);
         CHECK(result.check->sequences == 5);
         CHECK(result.check->mismatches > 0);

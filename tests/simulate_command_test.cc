@@ -397,7 +397,8 @@ TEST_CASE("Help and version are exit 0", "[command]") {
                            "--reuse",        "--max-batch",   "--prefill-chunk", "--max-length",
                            "--seed",         "--check",       "--inject-fault",  "--at",
                            "--requests-out", "--json",        "--backend",       "--strict",
-                           "--follow-turns", "--speculate",   "--beams"}) {
+                           "--follow-turns", "--speculate",   "--beams",         "--layout",
+                           "--order",        "--trace-out"}) {
     INFO(flag);
     CHECK(help.out.find(flag) != std::string::npos);
   }

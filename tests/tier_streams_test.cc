@@ -28,7 +28,7 @@ struct Late {
       : backend(std::make_shared<DeferredBackend>(testing::Cpu())),
         device(backend),
         layout(std::vector<LayerSpec>{{.kv_heads = 1, .k_dim = 2, .v_dim = 2}}, DType::kBF16, 2,
-               Layout::kBlockMajor, kBlocks),
+               Layout::kBlockMajor, lariat::Order::kNHD, kBlocks),
         blocks(*BlockStorage::Create(device, layout, kBlocks, 1)),
         tier(*TierStreams::Create(device, layout, kBlocks)) {
     REQUIRE(device.Synchronize(kSteps).ok());

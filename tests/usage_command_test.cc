@@ -54,6 +54,7 @@ TEST_CASE("Values of flags are refused by name", "[command]") {
                           {"--memory 8000TiB --block-size 1", "--memory 8000TiB: blocks"},
                           {"--json \"\"", "--json: is empty"},
                           {"--requests-out \"\"", "--requests-out: is empty"},
+                          {"--trace-out \"\"", "--trace-out: is empty"},
                           {"--speculate \"\"", "--speculate: is empty"},
                           {"--speculate 4", "--speculate = 4; allowed: K:P, drafts of a step in 1"},
                           {"--speculate 4:", "--speculate = 4:; allowed"},
@@ -112,7 +113,7 @@ TEST_CASE("Where results cannot go is said before the run", "[command]") {
   Write(folder.File("file"), "kept");
   // A cache beyond any machine: were it made first, that would be the error.
   const std::string base = kLoad + " --backend cpu --blocks 2147483647 ";
-  for (const std::string flag : {"--json ", "--requests-out "}) {
+  for (const std::string flag : {"--json ", "--requests-out ", "--trace-out "}) {
     CheckRefused(base, {
                            {flag + "/nonexistent/r", "/nonexistent/r: cannot be written"},
                            {flag + folder.File(""), "it is a directory"},
@@ -125,6 +126,8 @@ TEST_CASE("Where results cannot go is said before the run", "[command]") {
                    {"--json - --requests-out -", "both name standard output"},
                    {"--json " + file + " --requests-out " + file, "both name"},
                    {"--json " + file + " --requests-out " + folder.File("./both"), "both name"},
+                   {"--trace-out - --json -", "--json and --trace-out both name standard output"},
+                   {"--trace-out " + file + " --requests-out " + file, "both name"},
                });
   CHECK_FALSE(std::filesystem::exists(file));
   CHECK(test::ReadFile(folder.File("file")) == "kept");

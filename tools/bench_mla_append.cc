@@ -16,6 +16,7 @@ namespace {
 constexpr std::int64_t kPositions = 8192;   // rows of the RoPE table
 constexpr std::int64_t kDecodeTokens = 64;  // up to here every token is a sequence of its own
 constexpr std::int64_t kPoolBytes = 256 << 20;
+constexpr std::int64_t kLargeProduct = 1024;  // tokens
 constexpr float kEps = 1e-6F;
 
 // MlaAppend into a pool of one layer, [block][row][rank + rope_dim].
@@ -25,6 +26,10 @@ class MlaAppendWorkload : public Workload {
 
   std::string op() const override { return "mla-append"; }
   DType dtype() const override { return dtype_; }
+  // Behind a large product the rows are no dependent launch, whatever is asked (lariat/ops.h).
+  bool pdl() const override {
+    return launch_.value != 0 && !(FromHidden() && tokens_ >= kLargeProduct);
+  }
   std::int64_t bytes() const override {
     const std::int64_t in = FromHidden() ? model_dim_ : Width();
     const std::int64_t weights = FromHidden() ? Width() * model_dim_ : 0;
@@ -54,6 +59,7 @@ class MlaAppendWorkload : public Workload {
             {"from", &from_},
             {"model_dim", &model_dim_, 1, 1 << 20},
             {"style", &style_},
+            {"launch", &launch_},
             {"dtype", &dtype_}};
   }
   double set_size() const override { return static_cast<double>(bytes()); }
@@ -84,6 +90,7 @@ class MlaAppendWorkload : public Workload {
   Choice from_{{"rows", "hidden"}};
   RopeStyle style_ = RopeStyle::kInterleaved;
   DType dtype_ = DType::kBF16;
+  Choice launch_ = LaunchChoice(MlaAppendParams().dependent_launch);
 
   std::optional<Device> device_;
   std::int64_t blocks_ = 0;
@@ -183,6 +190,7 @@ MlaAppendParams MlaAppendWorkload::Params(std::int64_t set) const {
   params.num_slots = blocks_ * block_size_;
   params.block_size = static_cast<int>(block_size_);
   params.fault = static_cast<FaultRecord*>(fault_.data());
+  params.dependent_launch = static_cast<DependentLaunch>(launch_.value);
   return params;
 }
 

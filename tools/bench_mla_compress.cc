@@ -19,6 +19,7 @@ class MlaCompressWorkload : public Workload {
 
   std::string op() const override { return "mla-compress"; }
   DType dtype() const override { return dtype_; }
+  bool pdl() const override { return launch_.value != 0; }
   std::int64_t bytes() const override {
     return (tokens_ * (model_dim_ + Outputs()) + rank_ * (model_dim_ + Outputs())) * Size();
   }
@@ -47,6 +48,7 @@ class MlaCompressWorkload : public Workload {
             {"layout", &layout_},
             {"up", &up_},
             {"path", &path_},
+            {"launch", &launch_},
             {"dtype", &dtype_}};
   }
   double set_size() const override { return static_cast<double>(bytes()); }
@@ -70,6 +72,7 @@ class MlaCompressWorkload : public Workload {
   // The project's seed shape: B=4, S=96, fp32.
   std::int64_t tokens_ = 384, model_dim_ = 256, rank_ = 48, heads_ = 4, k_dim_ = 32, v_dim_ = 32;
   Choice layout_{{"in-out", "out-in"}}, up_{{"apart", "packed"}}, path_{{"auto", "fused", "gemm"}};
+  Choice launch_ = LaunchChoice();
   DType dtype_ = DType::kFP32;
 
   std::optional<Device> device_;
@@ -131,6 +134,7 @@ MlaCompressParams MlaCompressWorkload::Params(std::int64_t set) const {
   params.v_dim = static_cast<int>(v_dim_);
   params.layout = OutIn() ? WeightLayout::kOutIn : WeightLayout::kInOut;
   params.path = static_cast<MlaPath>(path_.value);
+  params.dependent_launch = static_cast<DependentLaunch>(launch_.value);
   params.hidden = at(hidden_rows_, tokens_ * model_dim_);
   params.w_down = at(w_down_matrix_, rank_ * model_dim_);
   params.w_up_k = at(w_up_k_matrix_, rank_ * k_row);

@@ -14,6 +14,7 @@ using MakeWorkload = std::unique_ptr<Workload> (*)(bool hot);
 struct DefaultRow {
   std::string shape;
   bool hot;
+  BackendKind only = BackendKind::kAuto;  // the backend that has the row; kAuto: all
 };
 
 // What `lariat bench` can run, with the rows that it runs where no shape is given.

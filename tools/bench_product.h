@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <memory>
+#include <optional>
+#include <vector>
 
 #include "bench_timer.h"
 #include "bench_workload.h"
@@ -28,7 +30,7 @@ class ProductWorkload : public Workload {
   }
   std::int64_t sets() const override { return sets_; }
   Status Prepare(Device& device, Stream stream) override;
-  Status Check(Stream) override { return Status::Ok(); }
+  Status Check(Stream stream) override;
 
  protected:
   std::vector<ShapeField> fields() override { return {}; }
@@ -52,6 +54,7 @@ class ProductWorkload : public Workload {
   Product product_;
   DType dtype_;
   std::int64_t sets_;
+  std::optional<Device> device_;
   DeviceBuffer a_, w_, c_;
 };
 
@@ -61,6 +64,10 @@ std::unique_ptr<Workload> MakeCblasWorkload(const Product& product, std::int64_t
 // build without CUDA.
 std::unique_ptr<Workload> MakeCublasWorkload(const Product& product, DType dtype, std::int64_t sets,
                                              int candidate);
+
+// The workload of the fastest way, not prepared. Errors: kUnsupported: there is none.
+Result<std::unique_ptr<Workload>> FastestWay(Device& device, const Product& product, DType dtype,
+                                             std::int64_t sets, Stream stream);
 
 // The products of one workload, each by its fastest way: CBLAS on the CPU, else the best of
 // cuBLASLt's algorithms. They are sampled by turns with the workload, since a device that

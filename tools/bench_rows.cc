@@ -43,6 +43,11 @@ Status AddRow(const Op& op, const std::string& shape, bool hot, std::vector<Benc
 
 }  // namespace
 
+Status CheckOps(const BenchOptions& options) {
+  if (options.ops == std::vector<std::string>{"tier"}) return Status::Ok();
+  return SelectOps(options).status();
+}
+
 Status NewWorkload(BenchRow& row) {
   row.clock.reset();
   row.ceiling_timer.reset();
@@ -51,7 +56,7 @@ Status NewWorkload(BenchRow& row) {
   return row.workload->Configure(row.text);
 }
 
-Result<std::vector<BenchRow>> SelectRows(const BenchOptions& options) {
+Result<std::vector<BenchRow>> SelectRows(const BenchOptions& options, BackendKind backend) {
   const Result<std::vector<const Op*>> ops = SelectOps(options);
   if (!ops.ok()) return ops.status();
   if (!options.shapes.empty() && ops->size() != 1) {
@@ -67,6 +72,7 @@ Result<std::vector<BenchRow>> SelectRows(const BenchOptions& options) {
     if (!options.shapes.empty()) continue;
     std::string last;
     for (const DefaultRow& row : op->rows) {
+      if (row.only != BackendKind::kAuto && row.only != backend) continue;
       const bool forced = options.hot || options.cold;
       if (forced && last == row.shape) continue;  // differed in being hot alone
       last = row.shape;
@@ -79,7 +85,7 @@ Result<std::vector<BenchRow>> SelectRows(const BenchOptions& options) {
 
 void LeaveOutLong(std::vector<BenchRow>& rows) {
   std::erase_if(rows, [](const BenchRow& row) {
-    if (row.workload->flops() <= kCpuFlops) return false;
+    if (row.workload->is_ceiling() || row.workload->flops() <= kCpuFlops) return false;
     spdlog::warn("left out on the cpu, --shape runs it: {} {}", row.workload->op(), row.shape);
     return true;
   });

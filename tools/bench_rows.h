@@ -22,6 +22,10 @@ struct BenchOptions {
   bool cold = false;
   std::string backend = "auto";
   std::string json;
+  int threads = 1;
+  bool explain = false;
+  std::string compare;    // a file; empty: none
+  double tolerance = -1;  // percent; negative: any
 };
 
 // One line of the result.
@@ -34,6 +38,7 @@ struct BenchRow {
   bool prepared = false;
   Status status;
   double median_s = 0;
+  std::vector<std::string> tuning;  // how it was done, where that is asked for
   // Where the row has a ceiling of its own.
   std::unique_ptr<Workload> ceiling;
   std::unique_ptr<Timer> ceiling_timer;
@@ -47,7 +52,9 @@ struct BenchRow {
 // Gives the row a workload without buffers; one that it had goes, and what was made on it.
 Status NewWorkload(BenchRow& row);
 // --hot and --cold change every default row; a shape that was asked for is hot unless it is said.
-Result<std::vector<BenchRow>> SelectRows(const BenchOptions& options);
+Result<std::vector<BenchRow>> SelectRows(const BenchOptions& options, BackendKind backend);
+// Whether all operations are known. Errors: kInvalidArgument.
+Status CheckOps(const BenchOptions& options);
 // Default rows that are made for a GPU; --shape runs them anyhow.
 void LeaveOutLong(std::vector<BenchRow>& rows);
 

@@ -7,6 +7,7 @@
 #include <variant>
 #include <vector>
 
+#include "lariat/ops.h"
 #include "lariat/status.h"
 #include "lariat/types.h"
 
@@ -19,7 +20,9 @@ struct Choice {
 };
 
 // The key "launch" of operations that have dependent launches; its value is the DependentLaunch.
-inline Choice LaunchChoice() { return {{"off", "wait", "early"}}; }
+inline Choice LaunchChoice(DependentLaunch value = DependentLaunch::kOff) {
+  return {{"off", "wait", "early"}, static_cast<int>(value)};
+}
 
 // One key of a --shape text and the variable behind it. Numbers may be min..max.
 struct ShapeField {

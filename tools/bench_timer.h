@@ -13,8 +13,6 @@ class Timer {
  public:
   virtual ~Timer() = default;
 
-  // Bytes read and written per second by the best plain copy of buffers far beyond every cache.
-  virtual Result<double> CopyCeiling(Stream stream) = 0;
   // Gets ready to time a workload that is prepared and checked.
   virtual Status Begin(Workload& workload, Stream stream) = 0;
   // Seconds per launch, over one sample.
@@ -31,5 +29,8 @@ std::unique_ptr<Timer> MakeCudaTimer(Device& device);
 inline std::unique_ptr<Timer> MakeTimer(Device& device) {
   return device.kind() == BackendKind::kCuda ? MakeCudaTimer(device) : MakeCpuTimer();
 }
+
+// The median of so many samples of a workload that is prepared.
+Result<double> MedianSeconds(Timer& timer, Workload& workload, Stream stream, int samples);
 
 }  // namespace lariat::tools

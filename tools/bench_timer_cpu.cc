@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <chrono>
-#include <cstring>
-#include <random>
+#include <utility>
+#include <vector>
 
-#include "bench_data.h"
 #include "bench_timer.h"
 
 namespace lariat::tools {
@@ -16,21 +15,6 @@ double Now() {
 
 class CpuTimer : public Timer {
  public:
-  Result<double> CopyCeiling(Stream) override {
-    constexpr std::int64_t kBytes = 256 << 20;
-    std::mt19937_64 random(2);
-    const std::vector<std::byte> from = RandomElements(DType::kFP32, kBytes / 4, random);
-    std::vector<std::byte> to(from.size());
-    double best = 0;
-    for (int i = 0; i < 5; ++i) {
-      const double begin = Now();
-      std::memcpy(to.data(), from.data(), from.size());
-      best = std::max(best, 2.0 * static_cast<double>(kBytes) / (Now() - begin));
-    }
-    // Reads the copy, or it need not have been made.
-    return to.back() == from.back() ? best : 0.0;
-  }
-
   Status Begin(Workload& workload, Stream stream) override {
     workload_ = &workload;
     stream_ = stream;
@@ -63,6 +47,22 @@ class CpuTimer : public Timer {
 };
 
 }  // namespace
+
+Result<double> MedianSeconds(Timer& timer, Workload& workload, Stream stream, int count) {
+  Status status = timer.Begin(workload, stream);
+  std::vector<double> samples;
+  while (status.ok() && std::ssize(samples) < count) {
+    const Result<double> sample = timer.Sample();
+    if (sample.ok()) samples.push_back(*sample);
+    Status next = sample.status();
+    std::swap(status, next);
+  }
+  timer.End();
+  if (!status.ok()) return status;
+  const auto middle = samples.begin() + count / 2;
+  std::nth_element(samples.begin(), middle, samples.end());
+  return *middle;
+}
 
 std::unique_ptr<Timer> MakeCpuTimer() { return std::make_unique<CpuTimer>(); }
 

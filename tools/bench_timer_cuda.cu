@@ -12,23 +12,7 @@
 namespace lariat::tools {
 namespace {
 
-constexpr int kThreads = 256;
 constexpr double kCallsSeconds = 0.06;  // a sample of calls
-
-// One 16-byte load per thread: little per thread and full occupancy is the fastest copy there is.
-__global__ void CopyKernel(const uint4* from, uint4* to, std::int64_t count) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (i < count) to[i] = from[i];
-}
-
-// Other values in every word, so that nothing is compressed or skipped.
-__global__ void FillKernel(uint4* to, std::int64_t count) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (i >= count) return;
-  unsigned word = static_cast<unsigned>(i) * 2654435761U;
-  word ^= word >> 15;
-  to[i] = make_uint4(word, word * 2246822519U, word * 3266489917U, word * 668265263U + 1U);
-}
 
 Status ToStatus(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return Status::Ok();
@@ -37,14 +21,13 @@ Status ToStatus(cudaError_t error, const char* what) {
 
 class CudaTimer : public Timer {
  public:
-  explicit CudaTimer(Device& device) : device_(device) {}
+  CudaTimer() = default;
   ~CudaTimer() override {
     End();
     if (begin_ != nullptr) cudaEventDestroy(begin_);
     if (end_ != nullptr) cudaEventDestroy(end_);
   }
 
-  Result<double> CopyCeiling(Stream stream) override;
   Status Begin(Workload& workload, Stream stream) override;
   Result<double> Sample() override;
   void End() override;
@@ -62,7 +45,6 @@ class CudaTimer : public Timer {
     return ToStatus(cudaEventCreate(&end_), "cudaEventCreate");
   }
 
-  Device device_;
   cudaStream_t stream_ = nullptr;
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
   cudaGraphExec_t graph_ = nullptr;
@@ -96,37 +78,6 @@ Result<double> CudaTimer::SecondsPerCall(std::int64_t calls) {
   if (!launched.ok()) return launched;
   if (!seconds.ok()) return seconds;
   return *seconds / static_cast<double>(calls);
-}
-
-Result<double> CudaTimer::CopyCeiling(Stream stream) {
-  constexpr std::int64_t kBytes = std::int64_t{1} << 30;
-  constexpr std::int64_t kCount = kBytes / 16;
-  constexpr int kCopies = 10;
-  constexpr int kSamples = 11;
-  stream_ = static_cast<cudaStream_t>(stream.handle);
-  const Status events = Events();
-  if (!events.ok()) return events;
-  const Result<DeviceBuffer> from = device_.Allocate(MemoryKind::kDevice, kBytes);
-  if (!from.ok()) return from.status();
-  const Result<DeviceBuffer> to = device_.Allocate(MemoryKind::kDevice, kBytes);
-  if (!to.ok()) return to.status();
-  const auto* const source = static_cast<const uint4*>(from->data());
-  auto* const target = static_cast<uint4*>(to->data());
-  FillKernel<<<kCount / kThreads, kThreads, 0, stream_>>>(static_cast<uint4*>(from->data()),
-                                                          kCount);
-  double samples[kSamples];
-  for (double& sample : samples) {
-    CopyKernel<<<kCount / kThreads, kThreads, 0, stream_>>>(source, target, kCount);
-    const Result<double> seconds = Seconds([&] {
-      for (int i = 0; i < kCopies; ++i) {
-        CopyKernel<<<kCount / kThreads, kThreads, 0, stream_>>>(source, target, kCount);
-      }
-    });
-    if (!seconds.ok()) return seconds;
-    sample = *seconds / kCopies;
-  }
-  std::nth_element(samples, samples + kSamples / 2, samples + kSamples);
-  return 2.0 * static_cast<double>(kBytes) / samples[kSamples / 2];
 }
 
 // 400 nodes where a launch is short, so many that a replay takes about 2 ms where it is long, and
@@ -190,7 +141,7 @@ void CudaTimer::End() {
 }  // namespace
 
 std::unique_ptr<Timer> MakeCudaTimer(Device& device) {
-  return device.kind() == BackendKind::kCuda ? std::make_unique<CudaTimer>(device) : nullptr;
+  return device.kind() == BackendKind::kCuda ? std::make_unique<CudaTimer>() : nullptr;
 }
 
 }  // namespace lariat::tools

@@ -56,6 +56,8 @@ class Workload {
 
   // Whether the launches may be captured in a CUDA graph. Those that may not are timed as calls.
   virtual bool capturable() const { return true; }
+  // Whether the row is a ceiling itself.
+  virtual bool is_ceiling() const { return false; }
   // A workload on the same buffers, to be launched in its stead, whose bytes per second are the
   // ceiling; null: that is the copy of memory. To be called once prepared; does not outlive it.
   virtual std::unique_ptr<Workload> MakeCeiling() { return nullptr; }
@@ -86,6 +88,7 @@ class Workload {
   bool hot_;
 };
 
+std::unique_ptr<Workload> MakeCeilingWorkload(bool hot);
 std::unique_ptr<Workload> MakeAppendWorkload(bool hot);
 std::unique_ptr<Workload> MakeRopeUpdateWorkload(bool hot);
 std::unique_ptr<Workload> MakeMlaCompressWorkload(bool hot);

@@ -30,8 +30,8 @@ LIBRARIES = {
     "cuda": {"backend", "tools"},  # cuda*, cublas*, cooperative_groups, cub, nvtx3
 }
 CUDA = re.compile(r"^(cuda|cublas|cooperative_groups|cub/|nvtx3/|driver_types|vector_types|mma|curand)")
-# POSIX and intrinsics.
-SYSTEM = re.compile(r"^(unistd\.h|fcntl\.h|poll\.h|immintrin\.h|(sys|arpa|netinet)/\w+\.h)$")
+# POSIX, the C++ ABI and intrinsics.
+SYSTEM = re.compile(r"^(unistd\.h|fcntl\.h|poll\.h|cxxabi\.h|immintrin\.h|(sys|arpa|netinet)/\w+\.h)$")
 STANDARD = frozenset(
     """algorithm any array atomic barrier bit bitset cassert cctype cerrno cfenv cfloat charconv
     chrono cinttypes climits clocale cmath compare complex concepts condition_variable coroutine

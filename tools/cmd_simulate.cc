@@ -14,6 +14,7 @@
 #include "commands.h"
 #include "simulate_options.h"
 #include "simulate_report.h"
+#include "simulate_timeline.h"
 
 namespace lariat::tools {
 namespace {
@@ -64,6 +65,7 @@ Status ByFlag(const Status& status, const SimulateOptions& options) {
       {"memory.bytes", memory + ": bytes"},
       {"memory.num_blocks", options.blocks > 0 ? "--blocks" : memory + ": blocks"},
       {"block_size", "--block-size"},
+      {"layout layer_major", "--layout layer-major"},
       {"max_sequences", "--max-batch, plus 1:"},
       {"max_tokens_per_step", "--prefill-chunk"},
       {"beams", "--beams"},
@@ -110,7 +112,9 @@ Status WriteResults(const SimulateOptions& options, const SimulateInputs& inputs
     Status written = WriteText(options.json, SimulationJson(inputs.trace, inputs.config, result));
     if (!written.ok()) return written;
   }
-  if (options.json == "-" || options.requests_out == "-") return Status::Ok();
+  for (const std::string& path : {options.json, options.requests_out, options.trace_out}) {
+    if (path == "-") return Status::Ok();
+  }
   return WriteText("-", SimulationText(inputs.trace, inputs.config, result));
 }
 
@@ -122,6 +126,11 @@ int RunSimulate(const SimulateOptions& options) {
   for (const std::string& warning : inputs->config.model.warnings) {
     spdlog::warn("{}: {}", inputs->config.model.name, warning);
   }
+  Timeline timeline;
+  if (!options.trace_out.empty()) {
+    if (Status opened = timeline.Open(options.trace_out); !opened.ok()) return Fail(opened);
+    inputs->config.observer = &timeline;
+  }
   const Result<SimulationResult> result = [&] {
     ProgressBar bar;
     if (bar.shown()) {
@@ -132,6 +141,7 @@ int RunSimulate(const SimulateOptions& options) {
     return Simulate(inputs->trace, inputs->config);
   }();
   if (!result.ok()) return Fail(ByFlag(result.status(), options));
+  if (Status closed = timeline.Close(); !closed.ok()) return Fail(closed);
   const Status written = WriteResults(options, *inputs, *result);
   if (!written.ok()) return Fail(written);
   if (!result->check) return kExitOk;

@@ -3,9 +3,9 @@
 # On a machine with a GPU: builds, runs every test on it and then the benchmarks. No test may skip
 # for want of a device.
 #   --tests      tests only
-#   --bench      benchmarks only
+#   --bench      benchmarks only: writes docs/benchmarks/DATE-NAME.json and makes the tables of
+#                docs/benchmarks.md from it (LARIAT_COMMIT: what was built, where git cannot tell)
 #   --sanitize   compute-sanitizer's four tools over the tests of operations and of the cache only
-# The benchmarks' documents are written to build/release/bench.json and bench-tier.json.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -16,7 +16,7 @@ case ${1:-} in
   --bench) tests=0 ;;
   --sanitize) tests=0 bench=0 sanitize=1 ;;
   *)
-    sed -n '3,8s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+    sed -n '3,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
     exit 2
     ;;
 esac
@@ -42,10 +42,10 @@ if ((tests)); then
 fi
 
 if ((bench)); then
-  LARIAT_BACKEND=cuda build/release/tools/lariat bench all \
+  LARIAT_BACKEND=cuda build/release/tools/lariat bench all --explain \
     --json build/release/bench.json || result=1
-  LARIAT_BACKEND=cuda build/release/tools/lariat bench tier \
-    --json build/release/bench-tier.json || result=1
+  python3 tools/bench_tables.py collect build/release/bench.json --build build/release || result=1
+  python3 tools/bench_tables.py write || result=1
 fi
 
 if ((sanitize)); then

@@ -22,6 +22,7 @@ needs=(
 )
 # What it does without: tiny_server and its metrics, and what single tests need, which skip else.
 wishes=(
+  "command doxygen                               doxygen"
   "command pkg-config                            pkg-config"
   "numpy   1.23                                  python3-numpy"
   "header  httplib.h                             libcpp-httplib-dev"

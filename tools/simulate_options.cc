@@ -112,6 +112,14 @@ void DefineCache(CLI::App& command, SimulateOptions& o) {
   command.add_option("--block-size", o.block_size, "Tokens of a block (default: 16, with MLA 64)")
       ->check(CLI::Range(1, 1 << 24))
       ->group(group);
+  command.add_option("--layout", o.layout, "Order of the pool's planes")
+      ->check(Choice({"block-major", "layer-major"}))
+      ->group(group)
+      ->capture_default_str();
+  command.add_option("--order", o.order, "Inside a plane: rows of heads, or heads of rows")
+      ->check(Choice({"nhd", "hnd"}))
+      ->group(group)
+      ->capture_default_str();
   auto* memory = command.add_option("--memory", o.memory, "Of the pool, as in 8GiB or 80GB")
                      ->group(group)
                      ->capture_default_str();
@@ -212,6 +220,13 @@ void DefineResults(CLI::App& command, SimulateOptions& o) {
                   "Write one line per request as CSV; - is stdout, and then nothing else")
       ->check(NotEmpty())
       ->group(group);
+  command
+      .add_option(
+          "--trace-out", o.trace_out,
+          "Write steps, requests and transfers on the virtual clock for Perfetto, as Chrome "
+          "trace-event JSON; - is stdout, and then nothing else")
+      ->check(NotEmpty())
+      ->group(group);
 }
 
 Result<Trace> LoadTrace(const SimulateOptions& options) {
@@ -224,18 +239,30 @@ Result<Trace> LoadTrace(const SimulateOptions& options) {
       {.format = *format, .limit = options.limit, .rate = options.rate, .strict = options.strict});
 }
 
+bool SameFile(const std::string& one, const std::string& other) {
+  std::error_code ignored;
+  return one == other || std::filesystem::weakly_canonical(one, ignored) ==
+                             std::filesystem::weakly_canonical(other, ignored);
+}
+
 // Where the results go, before a run that may take long.
 Status CheckOutputs(const SimulateOptions& options) {
-  Status checked = CheckOutput("--json", options.json);
-  if (checked.ok()) checked = CheckOutput("--requests-out", options.requests_out);
-  if (!checked.ok() || options.json.empty() || options.requests_out.empty()) return checked;
-  std::error_code ignored;
-  const bool same = options.json == options.requests_out ||
-                    std::filesystem::weakly_canonical(options.json, ignored) ==
-                        std::filesystem::weakly_canonical(options.requests_out, ignored);
-  if (!same) return checked;
-  return InvalidArgument("--json and --requests-out both name " +
-                         (options.json == "-" ? "standard output" : options.json));
+  const std::pair<std::string, const std::string&> outputs[] = {
+      {"--json", options.json},
+      {"--requests-out", options.requests_out},
+      {"--trace-out", options.trace_out}};
+  for (const auto& [flag, path] : outputs) {
+    if (Status s = CheckOutput(flag, path); !s.ok()) return s;
+  }
+  for (const auto& [flag, path] : outputs) {
+    for (const auto& [other_flag, other] : outputs) {
+      if (flag == other_flag) break;  // pairs, each once
+      if (path.empty() || other.empty() || !SameFile(path, other)) continue;
+      return InvalidArgument(other_flag + " and " + flag + " both name " +
+                             (other == "-" ? "standard output" : other));
+    }
+  }
+  return Status::Ok();
 }
 
 }  // namespace
@@ -285,6 +312,8 @@ Result<SimulateInputs> LoadSimulateInputs(const SimulateOptions& options) {
   SimulatorConfig& config = inputs.config;
   config.dtype = ChooseDType(options.dtype, model->dtype);
   config.block_size = ChooseBlockSize(options.block_size, *model);
+  config.layout = options.layout == "layer-major" ? Layout::kLayerMajor : Layout::kBlockMajor;
+  config.order = options.order == "hnd" ? Order::kHND : Order::kNHD;
   config.model = *std::move(model);
   config.device = *std::move(device);
   config.backend = *backend;

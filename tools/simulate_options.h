@@ -33,7 +33,9 @@ struct SimulateOptions {
   std::string backend = "auto";
 
   // --- the cache ---
-  int block_size = 0;       // 0: by the model
+  int block_size = 0;  // 0: by the model
+  std::string layout = "block-major";
+  std::string order = "nhd";
   std::int64_t blocks = 0;  // 0: by memory
   std::string memory = "8GiB";
   bool unlimited = false;
@@ -60,6 +62,7 @@ struct SimulateOptions {
   // --- results ---
   std::string json;          // empty: none; "-": stdout
   std::string requests_out;  // empty: none
+  std::string trace_out;     // empty: none
 
   std::string not_built;  // a flag of a later version that was given
 };

@@ -10,6 +10,8 @@
 
 namespace lariat {
 
+// How far back a layer reads: all tokens, those in a window, those of its own chunk, latents of
+// all; or a state of fixed size (kUnsupported for now).
 enum class LayerKind : std::uint8_t { kFull, kSliding, kChunked, kMla, kLinear };
 
 // What one layer stores per token, and how far back it reads. Layers of one kind and window form a
@@ -39,18 +41,24 @@ struct Shard {
 
 // How much memory the pool takes: exactly one of the three.
 struct MemoryConfig {
-  std::int64_t num_blocks = 0;    // blocks, each of which serves one group or another
-  std::int64_t bytes = 0;         // as many whole blocks as fit
-  bool unlimited = false;         // grows for ever; null backend only
-  void* caller_memory = nullptr;  // kUnsupported for now
+  std::int64_t num_blocks = 0;  // blocks, each of which serves one group or another
+  std::int64_t bytes = 0;       // as many whole blocks as fit
+  bool unlimited = false;       // grows for ever; null backend only
+  // Where the pool lies, if not null: caller_bytes of memory of the backend's device (of the host
+  // on cpu; on null an address that nobody looks at), at least MemoryFootprint::pool_bytes, at a
+  // multiple of 256. Zeroed at Create, as far as the pool goes; not freed, and the caller's again
+  // when the cache is gone. Not with unlimited.
+  void* caller_memory = nullptr;
+  std::int64_t caller_bytes = 0;
 };
 
 // Order of a pool's planes. kBlockMajor is [block][layer][K|V][row][head][element]: a block is one
-// run of bytes. kLayerMajor is [layer][K|V][block][row][head][element] and is built for the
-// contiguous case alone: block_size >= max_tokens_per_sequence, one block per sequence, one group.
+// run of bytes. kLayerMajor is [layer][K|V][block][row][head][element]: a block is a run per plane.
+// Of several groups plane i of each lies where that of the first does, in its strides;
+// kUnsupported where a plane is larger than that one, or there is none.
 enum class Layout : std::uint8_t { kBlockMajor, kLayerMajor };
 
-// Order inside a plane: rows of heads, or heads of rows (kUnsupported for now).
+// Order inside a plane: rows of heads, or heads of rows ([head][row][element]).
 enum class Order : std::uint8_t { kNHD, kHND };
 
 // What a prefix hit may consist of: nothing, whole blocks, or whole blocks and the first tokens of
@@ -88,6 +96,7 @@ struct HostTier {
 // least recently used one among equals.
 enum class EvictionPolicy : std::uint8_t { kLru, kPriority };
 
+// What a cache holds, in how much memory, and for how many sequences and steps at once.
 struct CacheConfig {
   // --- what is stored ---
   std::vector<LayerSpec> layers;
@@ -101,7 +110,7 @@ struct CacheConfig {
   BackendKind backend = BackendKind::kAuto;
   int device_ordinal = 0;
   MemoryConfig memory;
-  HostTier host;        // kUnsupported with unlimited memory, and with Layout::kLayerMajor
+  HostTier host;        // kUnsupported with unlimited memory
   int block_size = 16;  // tokens per block, >= 1; readers of MLA's rows want 64
   Layout layout = Layout::kBlockMajor;
   Order order = Order::kNHD;
@@ -109,11 +118,17 @@ struct CacheConfig {
   // --- how it is used ---
   Reuse reuse = Reuse::kBlock;
   EvictionPolicy eviction = EvictionPolicy::kLru;
-  std::int64_t max_pinned_blocks = 0;        // that Pin may hold at once, >= 0
+  std::int64_t max_pinned_blocks = 0;  // that Pin may hold at once, >= 0
+  // Changes of the index that wait for KVCache::DrainEvents at most, 0..2^24; 0: there are none,
+  // and they cost nothing.
+  std::int64_t max_events = 0;
   int max_steps_in_flight = 2;               // 1..16
   int max_sequences = 256;                   // open at once, >= 1
   std::int64_t max_tokens_per_sequence = 0;  // required; sizes RoPE and block tables
   std::int64_t max_tokens_per_step = 8192;   // rows of one step, padding included
+  // Each Prepare also makes what some attention kernels and their planners want: StepView's
+  // kv_indptr and what is behind it, and KVCache::HostView.
+  bool reader_arrays = false;
 };
 
 // What a configuration would take, in bytes.
@@ -134,8 +149,11 @@ struct MemoryFootprint {
   std::int64_t pinned_host_bytes = 0;  // staging ring, fault records and the host tier
   std::int64_t num_host_blocks = 0;
   std::int64_t host_tier_bytes = 0;  // of pinned_host_bytes
+  // Host memory of max_events, with the names of the blocks that there are room for.
+  std::int64_t event_log_bytes = 0;
 };
 
+// What KVCache::Supports is asked for.
 enum class Feature : std::uint8_t { kTransfers, kReleaseReacquire, kTokenReuse, kCheckSlots };
 
 }  // namespace lariat

@@ -4,6 +4,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "lariat/status.h"
 #include "lariat/types.h"
@@ -20,6 +21,13 @@ struct BlockCopy {
   std::size_t bytes = 0;
 };
 
+struct DeviceOptions {
+  // Threads that share the tokens of one call on the CPU, the calling one among them: 1..1024. The
+  // others are made with the device and sleep between calls. Matrix products bring the threads of
+  // the CBLAS library, whose number is its own affair (OPENBLAS_NUM_THREADS).
+  int cpu_threads = 1;
+};
+
 // A device: memory, streams, events and copies, on CUDA, on the CPU, or on nothing at all (null:
 // addresses without memory, every call succeeds at once).
 //
@@ -30,8 +38,9 @@ class Device {
   // kind: kAuto takes CUDA where a device answers, else the CPU.
   // ordinal: CUDA device number; 0 elsewhere.
   // Errors: kUnsupported (CUDA not built in, or a device older than sm_80), kInvalidArgument (no
-  //   such ordinal), kDeviceError.
-  static Result<Device> Create(BackendKind kind, int ordinal = 0);
+  //   such ordinal, cpu_threads out of range), kResourceExhausted (a thread), kDeviceError.
+  static Result<Device> Create(BackendKind kind, int ordinal = 0,
+                               const DeviceOptions& options = {});
   // A cpu or null device whose copies on streams of its own CreateStream are late: each completes
   // only when something waits for it (Query passes an event by the third time it is asked), in an
   // order drawn by the seed, and what it writes is poisoned with 0xFF bytes till then. All else
@@ -43,6 +52,11 @@ class Device {
   BackendKind kind() const;
   // A name to print, "NVIDIA H200" or "cpu".
   std::string name() const;
+  // DeviceOptions::cpu_threads on the CPU, else 1.
+  int cpu_threads() const;
+  // How it goes about its work as far as that was chosen here, a line each, to print: the algorithm
+  // of each matrix product that was met or warmed up so far; threads and instructions of the CPU.
+  std::vector<std::string> Tuning() const;
 
   // The new buffer's bytes are unspecified; its address is a multiple of 256. Of bytes 0: no
   // memory, data() is null. The CPU takes memory for large buffers only where they are written, and
@@ -55,6 +69,7 @@ class Device {
   void DestroyStream(Stream stream) noexcept;
   Status Synchronize(Stream stream);  // blocks the host until the stream's work is done
 
+  // Points in the work of a stream.
   Result<Event> CreateEvent();
   void DestroyEvent(Event event) noexcept;
   Status Record(Event event, Stream stream);

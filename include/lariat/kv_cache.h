@@ -50,6 +50,7 @@ struct OpenOptions {
   std::span<const Retention> retention = {};  // copied; EvictionPolicy::kPriority only
 };
 
+// How much of a prompt is cached. Claims nothing, and may be stale at the next call.
 struct PrefixMatch {
   std::int64_t tokens = 0;  // a first Plan would find this many cached on the device
   // Whole blocks of them, of the first group; what is beyond would be copied (kToken).
@@ -59,6 +60,7 @@ struct PrefixMatch {
   std::int64_t host_tokens = 0;  // >= tokens
 };
 
+// How long a sequence is, by what is meant.
 struct Extent {
   std::int64_t settled = 0;  // tokens kept by Commit (a prefix hit counts from the first Commit)
   std::int64_t planned = 0;  // settled plus the certain rows of live steps
@@ -109,6 +111,7 @@ struct StepCommit {
   std::span<const TokenId> tokens = {};
 };
 
+// What one sequence of a failed Plan asked for.
 struct SequenceNeed {
   SequenceId sequence = SequenceId::kNone;
   std::int64_t blocks = 0;  // new blocks of all groups, copies included
@@ -137,6 +140,7 @@ struct TransferReport {
   bool failed = false;
 };
 
+// What Poll has seen to be over since the Poll before.
 struct PollReport {
   int live_steps = 0;      // prepared, neither committed nor discarded
   int pending_events = 0;  // ended steps whose device work has not passed yet
@@ -145,6 +149,7 @@ struct PollReport {
 };
 
 struct BlockHash;  // lariat/block_hash.h
+struct KVEvent;    // lariat/kv_event.h
 class KVCache;
 
 // A planned step. Movable; dropping it before Prepare undoes the plan exactly; dropping it later
@@ -188,6 +193,34 @@ struct StepView {
   // were given back, no matter: a block's number.
   const std::int32_t* block_table = nullptr;
   std::int64_t block_table_stride = 0;  // ceil(max_tokens_per_sequence / block_size)
+
+  // With CacheConfig::reader_arrays, else null: the group's blocks of each sequence behind those of
+  // the one before it, as FlashInfer reads them. Sequence b has kv_indices[kv_indptr[b] ..
+  // kv_indptr[b + 1]): the blocks from the one of token kv_start[b] on. Of layers with a window
+  // that is the block of the first token which the step's first row attends to; else it is 0.
+  const std::int32_t* kv_indptr = nullptr;   // [max_sequences + 1]; padding: the number of blocks
+  const std::int32_t* kv_indices = nullptr;  // what is behind the last block, no matter: a block's
+                                             // number
+  const std::int32_t* kv_start = nullptr;    // [max_sequences], a multiple of block_size; padding 0
+  // [max_sequences], tokens in the last block, 1..block_size; padding 0
+  const std::int32_t* last_page_len = nullptr;
+  // [max_tokens_per_step], which sequence of the step a row is of; padding -1
+  const std::int32_t* batch_indices = nullptr;
+};
+
+// The same of the most recently prepared step in host memory, for planners of attention kernels:
+// padded_sequences entries (cu_seqlens and kv_indptr: one more). Valid until the next Prepare.
+// Empty before the first one, without CacheConfig::reader_arrays, and on the null backend.
+struct StepHostView {
+  std::span<const std::int32_t> cu_seqlens;
+  std::span<const std::int32_t> seqused_k;
+  std::span<const std::int32_t> kv_indptr;  // of the group; so the next
+  std::span<const std::int32_t> kv_start;
+  std::span<const std::int32_t> last_page_len;
+  // The most rows and, after this step's append, tokens of a sequence of the step. A captured graph
+  // is to be given bounds for all its replays.
+  std::int32_t max_seqlen_q = 0;
+  std::int32_t max_seqlen_k = 0;
 };
 
 // One layer's planes, for an attention kernel. Element (block, row, head, i) of K is at
@@ -241,6 +274,9 @@ struct Stats {
   std::int64_t offloaded_blocks = 0;  // copied to the host
   std::int64_t onboarded_blocks = 0;  // copied to the device by transfers that were accepted
   std::int64_t host_evicted = 0;      // cached blocks dropped from the host to make room
+  // With CacheConfig::max_events.
+  std::int64_t events = 0;       // there were so far
+  std::int64_t lost_events = 0;  // of them, nobody drained in time
 };
 
 // Owns the key and value blocks of one model on one device (one tensor-parallel rank).
@@ -383,6 +419,17 @@ class KVCache {
   // Errors: kInvalidArgument (unknown), kCorruptData.
   Result<std::int64_t> BlockHashes(SequenceId sequence, std::span<BlockHash> hashes) const;
 
+  // Changes of the index since the last call, oldest first: as many as `events` has room for.
+  // Returns how many. Legal at any time; changes nothing else. A full log drops its oldest event:
+  // numbers then jump. Always 0 without max_events. O(their number).
+  std::int64_t DrainEvents(std::span<KVEvent> events);
+  // What is in the index now, for who begins late or has missed events: each block of each tier as
+  // a kStored event, in no order, with the number of the last event that it accounts for. Begin
+  // with cursor 0 and call again, no other call between, until less than `events` has room for
+  // comes back; then go on with the events of greater numbers. Returns how many.
+  // Errors: kUnsupported (no max_events), kInvalidArgument (cursor below 0).
+  Result<std::int64_t> ListBlocks(std::int64_t& cursor, std::span<KVEvent> events) const;
+
   // Drops everything cached that no sequence holds, and takes what is held out of the index (new
   // weights). Sequences stay open.
   Status Clear();
@@ -419,8 +466,15 @@ class KVCache {
   // Errors: kInvalidArgument (below -1), kNotReady (a plan is not prepared yet).
   Status SetQuota(std::string_view salt, std::int64_t max_idle_blocks);
 
-  // Gives the pools back to the device and takes them again. kUnsupported for now.
+  // Gives the pool's memory back to the device, for another use of it. Waits for the device work of
+  // steps that ended, and drops everything cached, in host memory too, as Clear does; the rest of
+  // the cache stays. MemoryConfig::caller_memory is the caller's again, until Reacquire. Until then
+  // Open and Plan answer kNotReady, and LayerView's addresses are null. To release again is Ok.
+  // Errors: kNotReady (sequences are open, a step is live or planned, a transfer not accepted).
   Status Release();
+  // Takes the pool again, empty and zeroed; it may lie elsewhere: LayerView, tensors and captured
+  // graphs of before are of no use any more. Of a pool that is there: Ok.
+  // Errors: kResourceExhausted (ask again later), kDeviceError.
   Status Reacquire();
   // Transfers between the device and the host tier. They run on streams of the cache's own, beside
   // the steps. A sequence that a Fetch or Resume was started for is in transit until that transfer
@@ -458,6 +512,7 @@ class KVCache {
 
   // Valid from Create on. Of a group there is not: all null.
   StepView View(int group = 0) const;
+  StepHostView HostView(int group = 0) const;  // of a group there is not: empty
   Result<LayerView> Layer(int layer) const;
 
   // Copies settled rows [first, first + count) of one layer to host memory, as stored: for checks.

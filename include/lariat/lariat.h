@@ -65,6 +65,7 @@ enum {
 /* "InvalidArgument"; "Unknown" for any other number. */
 LARIAT_API const char* lariat_code_name(lariat_code code);
 
+/* A cache. */
 typedef struct lariat_cache lariat_cache;
 
 /* What the last call that failed with this cache said. Null: the last one of this thread that had
@@ -105,6 +106,7 @@ enum {
 enum { LARIAT_HALF = 0, LARIAT_INTERLEAVED = 1, LARIAT_INTERLEAVED_TO_HALF = 2 };
 enum { LARIAT_MROPE_SECTIONED = 0, LARIAT_MROPE_INTERLEAVED = 1 };
 
+/* lariat::LayerSpec. */
 typedef struct lariat_layer {
   uint32_t struct_size;
   int32_t kind; /* LARIAT_LAYER_... */
@@ -115,6 +117,7 @@ typedef struct lariat_layer {
   int32_t window;
 } lariat_layer;
 
+/* lariat::RopeSpec. */
 typedef struct lariat_rope {
   uint32_t struct_size;
   int32_t type;  /* LARIAT_ROPE_... */
@@ -141,6 +144,7 @@ typedef struct lariat_rope {
   int32_t reserved; /* 0 */
 } lariat_rope;
 
+/* lariat::CacheConfig, and in it its Shard, MemoryConfig and HostTier. */
 typedef struct lariat_cache_config {
   uint32_t struct_size;
   int32_t dtype; /* LARIAT_BF16, ... */
@@ -170,6 +174,11 @@ typedef struct lariat_cache_config {
   int32_t host_write;            /* LARIAT_WRITE_... */
   int32_t host_write_after_hits; /* 0: 2 */
   int64_t host_clean_blocks;
+  int32_t reader_arrays; /* 1: lariat_step_view from kv_indptr on, and lariat_cache_host_view */
+  int32_t reserved;      /* 0 */
+  void* caller_memory;   /* the pool's, if not null; it outlives the cache and all its tensors */
+  int64_t caller_bytes;
+  int64_t max_events; /* for lariat_cache_drain_events; 0: there are none */
 } lariat_cache_config;
 
 /* --- The cache ---------------------------------------------------------------------------- */
@@ -182,6 +191,7 @@ LARIAT_API lariat_code lariat_cache_create(const lariat_cache_config* config, la
  * Null is a no-op. */
 LARIAT_API void lariat_cache_destroy(lariat_cache* cache);
 
+/* lariat::MemoryFootprint. */
 typedef struct lariat_footprint {
   uint32_t struct_size;
   int32_t num_groups; /* layers with a block table of their own: groups 0 to num_groups - 1 */
@@ -195,6 +205,7 @@ typedef struct lariat_footprint {
   int64_t num_host_blocks;
   int64_t host_tier_bytes;
   int64_t padding_bytes;
+  int64_t event_log_bytes;
 } lariat_footprint;
 
 /* What a cache would take. Allocates nothing on the device. */
@@ -202,6 +213,7 @@ LARIAT_API lariat_code lariat_config_footprint(const lariat_cache_config* config
                                                lariat_footprint* footprint);
 LARIAT_API lariat_code lariat_cache_footprint(lariat_cache* cache, lariat_footprint* footprint);
 
+/* lariat::Stats. */
 typedef struct lariat_stats {
   uint32_t struct_size;
   int32_t reserved;
@@ -229,6 +241,8 @@ typedef struct lariat_stats {
   int64_t offloaded_blocks;
   int64_t onboarded_blocks;
   int64_t host_evicted;
+  int64_t events;
+  int64_t lost_events;
 } lariat_stats;
 
 /* From any thread, until lariat_cache_destroy begins. */
@@ -243,6 +257,7 @@ LARIAT_API lariat_code lariat_cache_blocks_for(lariat_cache* cache, int64_t sett
 /* Drops everything cached that no sequence holds. */
 LARIAT_API lariat_code lariat_cache_clear(lariat_cache* cache);
 
+/* lariat::PollReport. */
 typedef struct lariat_poll_report {
   uint32_t struct_size;
   int32_t live_steps;
@@ -252,6 +267,7 @@ typedef struct lariat_poll_report {
 } lariat_poll_report;
 
 enum { LARIAT_FAULT_SLOT = 1, LARIAT_FAULT_POSITION = 2 };
+/* lariat::StepFault. */
 typedef struct lariat_fault {
   uint32_t struct_size;
   int32_t kind; /* LARIAT_FAULT_... */
@@ -260,6 +276,7 @@ typedef struct lariat_fault {
   int64_t value;
 } lariat_fault;
 
+/* lariat::TransferReport. */
 typedef struct lariat_transfer_report {
   uint32_t struct_size;
   int32_t failed; /* 1: its copies failed */
@@ -285,6 +302,7 @@ typedef struct lariat_retention {
   int64_t ttl_ms;
 } lariat_retention;
 
+/* lariat::OpenOptions. */
 typedef struct lariat_open_options {
   uint32_t struct_size;
   int32_t num_extra_keys;
@@ -299,6 +317,7 @@ typedef struct lariat_open_options {
   int32_t reserved; /* 0 */
 } lariat_open_options;
 
+/* lariat::PrefixMatch. */
 typedef struct lariat_prefix_match {
   uint32_t struct_size;
   int32_t reserved;
@@ -327,6 +346,7 @@ LARIAT_API lariat_code lariat_sequence_fork(lariat_cache* cache, uint64_t sequen
 LARIAT_API lariat_code lariat_sequence_set_tokens(lariat_cache* cache, uint64_t sequence,
                                                   const int32_t* tokens, int64_t num_tokens);
 
+/* lariat::Extent. */
 typedef struct lariat_extent {
   uint32_t struct_size;
   int32_t reserved;
@@ -378,8 +398,45 @@ LARIAT_API lariat_code lariat_cache_expire(lariat_cache* cache, int64_t now_ms);
 LARIAT_API lariat_code lariat_cache_set_quota(lariat_cache* cache, const void* salt,
                                               size_t salt_size, int64_t max_idle_blocks);
 
+/* --- Events of the index: lariat/kv_event.h, docs/events.md ------------------------------- */
+
+enum { LARIAT_EVENT_STORED = 0, LARIAT_EVENT_REMOVED = 1, LARIAT_EVENT_CLEARED = 2 };
+enum { LARIAT_TIER_DEVICE = 0, LARIAT_TIER_HOST = 1 };
+/* Bytes of a block's name (lariat/block_hash.h). */
+enum { LARIAT_HASH_SIZE = 16 };
+
+typedef struct lariat_event {
+  uint32_t struct_size;
+  int32_t kind; /* LARIAT_EVENT_... */
+  int32_t tier; /* LARIAT_TIER_... */
+  int32_t group;
+  int32_t num_tokens;
+  int32_t reserved;
+  uint64_t number; /* counts up by 1; what is left out was lost */
+  int64_t first_token;
+  const int32_t* tokens; /* [num_tokens]; valid until the next call that changes the cache */
+  uint8_t hash[LARIAT_HASH_SIZE];
+  uint8_t parent[LARIAT_HASH_SIZE];
+} lariat_event;
+
+/* Changes of the index since the last call, oldest first. `count`: how many of `events`, which has
+ * room for `room`, were filled. */
+LARIAT_API lariat_code lariat_cache_drain_events(lariat_cache* cache, lariat_event* events,
+                                                 int64_t room, int64_t* count);
+/* What is in the index now: the same call with the cursor at 0 first, until count < room. */
+LARIAT_API lariat_code lariat_cache_list_blocks(lariat_cache* cache, int64_t* cursor,
+                                                lariat_event* events, int64_t room, int64_t* count);
+
+/* The names that a cache gives to blocks. `options` may be null, of those that are given
+ * max_length and retention do not matter. `hash` [LARIAT_HASH_SIZE] is filled. */
+LARIAT_API lariat_code lariat_hash_root(const lariat_open_options* options, uint32_t rope_choice,
+                                        uint8_t* hash);
+LARIAT_API lariat_code lariat_hash_block(const uint8_t* parent, const int32_t* tokens,
+                                         int64_t num_tokens, uint8_t* hash);
+
 /* --- Steps --------------------------------------------------------------------------------- */
 
+/* lariat::StepItem. */
 typedef struct lariat_step_item {
   uint32_t struct_size;
   int32_t num_positions;
@@ -389,12 +446,14 @@ typedef struct lariat_step_item {
   const int32_t* positions; /* [num_positions]; none: the row's index in the sequence */
 } lariat_step_item;
 
+/* lariat::StepShape. */
 typedef struct lariat_step_shape {
   uint32_t struct_size;
   int32_t max_sequences;
   int64_t max_tokens;
 } lariat_step_shape;
 
+/* lariat::PlanFailure. */
 typedef struct lariat_plan_failure {
   uint32_t struct_size;
   int32_t capacity;      /* in: room in the two arrays, which may be null where it is 0 */
@@ -415,6 +474,7 @@ LARIAT_API lariat_code lariat_step_plan(lariat_cache* cache, const lariat_step_i
  * behind it have ended; the number ends here. */
 LARIAT_API lariat_code lariat_step_drop(lariat_cache* cache, uint64_t step);
 
+/* What a lariat::Step tells of itself. */
 typedef struct lariat_step_info {
   uint32_t struct_size;
   int32_t num_sequences; /* entries of lariat_step_rows */
@@ -424,6 +484,7 @@ typedef struct lariat_step_info {
   int64_t padded_tokens;
 } lariat_step_info;
 
+/* lariat::StepRows. */
 typedef struct lariat_rows {
   uint32_t struct_size;
   int32_t reserved;
@@ -441,6 +502,7 @@ LARIAT_API lariat_code lariat_step_get_rows(lariat_cache* cache, uint64_t step, 
                                             lariat_rows* rows);
 LARIAT_API lariat_code lariat_step_prepare(lariat_cache* cache, uint64_t step, void* stream);
 
+/* lariat::StepCommit. */
 typedef struct lariat_commit {
   uint32_t struct_size;
   int32_t num_tokens;
@@ -506,6 +568,7 @@ typedef struct lariat_mla_append_inputs {
   int32_t dependent_launch; /* LARIAT_LAUNCH_... */
 } lariat_mla_append_inputs;
 
+/* lariat::MlaExpandInputs. */
 typedef struct lariat_mla_expand_inputs {
   uint32_t struct_size;
   int32_t kv_lora_rank;
@@ -526,6 +589,7 @@ typedef struct lariat_mla_expand_inputs {
   int64_t v_token_stride;
 } lariat_mla_expand_inputs;
 
+/* lariat::MlaCompressInputs. */
 typedef struct lariat_mla_compress_inputs {
   uint32_t struct_size;
   int32_t dtype;
@@ -583,8 +647,29 @@ typedef struct lariat_step_view {
   const int32_t* seqused_k;
   const int32_t* block_table;
   int64_t block_table_stride;
+  /* With reader_arrays, else null. */
+  const int32_t* kv_indptr;
+  const int32_t* kv_indices;
+  const int32_t* kv_start;
+  const int32_t* last_page_len;
+  const int32_t* batch_indices;
 } lariat_step_view;
 
+/* The same in host memory, valid until the next lariat_step_prepare. All null without
+ * reader_arrays, before the first step, and on the null backend. */
+typedef struct lariat_host_view {
+  uint32_t struct_size;
+  int32_t num_sequences;     /* padded: n */
+  const int32_t* cu_seqlens; /* [n + 1] */
+  const int32_t* seqused_k;  /* [n], so the last two */
+  const int32_t* kv_indptr;  /* [n + 1] */
+  const int32_t* kv_start;
+  const int32_t* last_page_len;
+  int32_t max_seqlen_q;
+  int32_t max_seqlen_k;
+} lariat_host_view;
+
+/* lariat::LayerView. */
 typedef struct lariat_layer_view {
   uint32_t struct_size;
   int32_t dtype;
@@ -611,6 +696,8 @@ typedef struct lariat_layer_view {
 } lariat_layer_view;
 
 /* Slots and block table are those of a group; all groups share the rest. */
+LARIAT_API lariat_code lariat_cache_host_view(lariat_cache* cache, int32_t group,
+                                              lariat_host_view* view);
 LARIAT_API lariat_code lariat_cache_view(lariat_cache* cache, int32_t group,
                                          lariat_step_view* view);
 LARIAT_API lariat_code lariat_cache_layer(lariat_cache* cache, int32_t layer,

@@ -25,6 +25,7 @@
 
 namespace lariat {
 
+// Which of a token's two numbers is out of range.
 enum class FaultKind : std::int32_t { kNone = 0, kSlot = 1, kPosition = 2 };
 
 // What an operation found wrong in device data: the smallest token index with a slot or position
@@ -197,6 +198,10 @@ struct MlaCompressParams {
   WeightLayout layout = WeightLayout::kInOut;
   MlaPath path = MlaPath::kAuto;
   bool allow_tf32 = false;
+  // Of the first kernel where it is one of ours: of kFused, or a down-projection of few tokens, as
+  // in MlaAppendParams. Else kOff. kIndexEarly loads weights at once, and needs that promise for
+  // them.
+  DependentLaunch dependent_launch = DependentLaunch::kOff;
 
   const void* hidden = nullptr;    // [T, model_dim]
   std::int64_t hidden_stride = 0;  // elements from token to token; 0: contiguous, as everywhere
@@ -273,8 +278,10 @@ struct MlaAppendParams {
   const std::uint32_t* table_choice = nullptr;  // as AppendRopeParams
   std::uint32_t table_mask = 0;
 
-  // kIndexEarly is kAfterWait here. From hidden with 1,024 tokens or more it is kOff: the products
-  // are then of a kind that lets no kernel start early.
+  // kIndexEarly loads weights at once too, and needs that promise for them: w_down and norm_weight.
+  // From hidden with 1,024 tokens or more it is kOff: the products are then of a kind that lets no
+  // kernel start early. The product itself is a dependent launch where it is a kernel of ours: of
+  // one token (kAfterWait, kIndexEarly), or of up to 64 (kIndexEarly).
   DependentLaunch dependent_launch = DependentLaunch::kAfterWait;
 
   void* cache = nullptr;  // row r of block b at b * block_stride + r * row_stride

@@ -119,6 +119,7 @@ struct Request {
   std::vector<std::uint64_t> extra_keys = {};
 };
 
+// How a request ended.
 enum class Outcome : std::uint8_t {
   kFinished,
   kMaxLength,  // refused: prompt and new tokens are more than max_length
@@ -144,6 +145,7 @@ struct RequestResult {
   double end_s = 0;
 };
 
+// Why a sequence is closed.
 enum class SequenceEndReason : std::uint8_t {
   kFinished,   // its request has all its tokens
   kPreempted,  // it will be computed again
@@ -160,6 +162,14 @@ struct SequenceEnd {
   SequenceEndReason reason = SequenceEndReason::kFinished;
 };
 
+// What a request is in, until it ends.
+enum class RequestPhase : std::uint8_t {
+  kQueued,     // not admitted yet; its prompt may be on its way from host memory
+  kPrefill,    // its prompt, or what a preemption lost of it, is computed
+  kDecode,     // its last step gave it a token, as the next one will
+  kPreempted,  // it made room: closed, or moved to host memory
+};
+
 // What happens in a session, told as it happens. All but Add is illegal inside a call.
 class SessionObserver {
  public:
@@ -170,6 +180,12 @@ class SessionObserver {
   // KVCache::ReadRows, BlockTable and GetExtent are legal. Not called where a request is cancelled.
   // An error ends the session.
   virtual Status OnSequenceEnd(const SequenceEnd&) { return Status::Ok(); }
+  // A request enters a phase, at now_s of the session's clock: kQueued first, at its arrival; when
+  // it is admitted kPrefill, or kDecode where a preemption lost nothing. Refused ones enter none.
+  virtual void OnPhase(RequestId, std::uint64_t /*tag*/, RequestPhase, double /*now_s*/) {}
+  // Blocks are copied between the tiers from begin_s to end_s of the session's clock; as long as
+  // Executor::TransferSeconds says, behind those before them on the same way.
+  virtual void OnTransfer(const TransferWork&, double /*begin_s*/, double /*end_s*/) {}
   // A request has ended, refused ones too.
   virtual void OnDone(const RequestResult&) {}
 };
@@ -184,6 +200,7 @@ enum class Preempt : std::uint8_t {
   kAuto,       // as Executor::PrefersSwap says
 };
 
+// How a Session admits, batches and preempts.
 struct SessionConfig {
   // Sequences that run at once, each beam counted; the cache opens one more.
   int max_batch = 256;

@@ -28,6 +28,30 @@ enum class InjectedFault : std::uint8_t {
   kBit,    // one bit of one row is flipped
 };
 
+// One step of a simulation.
+struct SimulatedStep {
+  std::int64_t number = 0;  // counts up from 1
+  double begin_s = 0, end_s = 0;
+  std::int64_t tokens = 0;      // rows, drafts included
+  std::int64_t sequences = 0;   // each beam counts
+  std::int64_t drafts = 0;      // of the rows
+  std::int64_t hit_tokens = 0;  // that this step added to SessionStats::hit_tokens
+};
+
+// What happens in a simulation, told as it happens. Times are on its clock, which is not the
+// machine's; requests are told by their index in the trace, as RequestResult::tag is.
+class SimulationObserver {
+ public:
+  virtual ~SimulationObserver() = default;
+  // A step has ended; with the counters as it left them.
+  virtual void OnStep(const SimulatedStep&, const Stats&, const SessionStats&) {}
+  // As SessionObserver's.
+  virtual void OnPhase(std::int64_t /*request*/, RequestPhase, double /*now_s*/) {}
+  virtual void OnTransfer(const TransferWork&, double /*begin_s*/, double /*end_s*/) {}
+  virtual void OnDone(const RequestResult&) {}
+};
+
+// A model, a device and how its cache and scheduler are set.
 struct SimulatorConfig {
   ModelConfig model;
   DeviceSpec device;  // whose time is simulated; the backend's own does not matter
@@ -37,6 +61,8 @@ struct SimulatorConfig {
   DType dtype = DType::kBF16;
   MemoryConfig memory;
   int block_size = 16;
+  Layout layout = Layout::kBlockMajor;
+  Order order = Order::kNHD;
   Reuse reuse = Reuse::kBlock;  // of traces with token identity
   HostTier host;                // a second tier in host memory
   // On cpu and null: copies between the tiers complete only when somebody waits for them, in an
@@ -69,20 +95,24 @@ struct SimulatorConfig {
   InjectedFault fault = InjectedFault::kNone;  // needs check
   std::int64_t fault_step = 1;                 // from this step on, >= 1
 
+  SimulationObserver* observer = nullptr;  // borrowed; may be null
   // Told after each step how many of the trace's requests have ended; may be empty.
   std::function<void(std::int64_t ended, std::int64_t total)> progress;
 };
 
+// Of one latency over all finished requests.
 struct LatencySummary {
   double mean = 0, p50 = 0, p90 = 0, p99 = 0, max = 0;  // milliseconds
 };
 
+// What the comparison of the stored rows with the trace found.
 struct CheckResult {
   std::int64_t sequences = 0;   // of finished requests, each beam, that were compared
   std::int64_t mismatches = 0;  // rows of a layer that differ, preempted and dropped ones' too
   bool fault_fired = false;     // the injected one
 };
 
+// What a simulation counted. Latencies and throughput are in virtual time.
 struct SimulationResult {
   BackendKind backend = BackendKind::kNull;
   std::string backend_name;  // "cpu", "NVIDIA H200"

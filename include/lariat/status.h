@@ -46,6 +46,7 @@ class [[nodiscard]] Status {
   std::shared_ptr<const std::string> message_;  // null: empty
 };
 
+// A Status of each code.
 inline Status InvalidArgument(std::string message) {
   return {Code::kInvalidArgument, std::move(message)};
 }

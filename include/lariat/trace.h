@@ -53,6 +53,7 @@ struct TraceError {
   std::string text;   // what it is, and what is allowed
 };
 
+// How a trace is read.
 struct TraceOptions {
   TraceFormat format = TraceFormat::kAuto;
   std::int64_t limit = 0;  // stop after this many good lines; 0: read all

@@ -10,6 +10,7 @@ namespace lariat {
 // and is kUnsupported everywhere for now.
 enum class DType : std::uint8_t { kFP32, kFP16, kBF16, kFP64, kFP8E4M3 };
 
+// Bytes of one element.
 constexpr std::size_t SizeOf(DType dtype) {
   switch (dtype) {
     case DType::kFP64: return 8;

@@ -13,6 +13,7 @@
 
 namespace lariat {
 
+// Where, and in which type, a recording is replayed.
 struct VerifyOptions {
   BackendKind backend = BackendKind::kAuto;  // kNull stores nothing to compare: kInvalidArgument
   int device_ordinal = 0;
@@ -41,6 +42,7 @@ struct VerifiedPass {
   std::int64_t hit_tokens = 0;  // found cached
 };
 
+// What was compared, and how near it came.
 struct VerifyReport {
   BackendKind backend = BackendKind::kCpu;  // that ran
   std::string device;                       // its name

@@ -3,8 +3,10 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "backend/params.h"
+#include "lariat/device.h"
 #include "lariat/status.h"
 #include "lariat/types.h"
 
@@ -23,6 +25,10 @@ class Backend {
   virtual std::string name() const = 0;
   // False for null: addresses are not memory, so tables and contents need not be made.
   virtual bool has_memory() const = 0;
+  // Threads that share a call.
+  virtual int threads() const { return 1; }
+  // What was chosen here, a line each (Device::Tuning).
+  virtual std::vector<std::string> Tuning() const { return {}; }
 
   // Errors: kResourceExhausted.
   virtual Result<void*> Allocate(MemoryKind kind, std::size_t bytes) = 0;
@@ -67,6 +73,7 @@ class Backend {
 };
 
 // Makes a backend; kAuto is resolved here.
-Result<std::shared_ptr<Backend>> MakeBackend(BackendKind kind, int ordinal);
+Result<std::shared_ptr<Backend>> MakeBackend(BackendKind kind, int ordinal,
+                                             const DeviceOptions& options = {});
 
 }  // namespace lariat

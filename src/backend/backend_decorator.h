@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "backend/backend.h"
 
@@ -15,6 +17,8 @@ class BackendDecorator : public Backend {
   BackendKind kind() const override { return inner_->kind(); }
   std::string name() const override { return inner_->name(); }
   bool has_memory() const override { return inner_->has_memory(); }
+  int threads() const override { return inner_->threads(); }
+  std::vector<std::string> Tuning() const override { return inner_->Tuning(); }
   Result<void*> Allocate(MemoryKind kind, std::size_t bytes) override {
     return inner_->Allocate(kind, bytes);
   }

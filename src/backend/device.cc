@@ -8,8 +8,8 @@
 
 namespace lariat {
 
-Result<Device> Device::Create(BackendKind kind, int ordinal) {
-  Result<std::shared_ptr<Backend>> backend = MakeBackend(kind, ordinal);
+Result<Device> Device::Create(BackendKind kind, int ordinal, const DeviceOptions& options) {
+  Result<std::shared_ptr<Backend>> backend = MakeBackend(kind, ordinal, options);
   if (!backend.ok()) return backend.status();
   return Device(*std::move(backend));
 }
@@ -19,7 +19,7 @@ Result<Device> Device::CreateDeferred(BackendKind kind, std::uint64_t seed) {
     return Unsupported("kind = cuda: only cpu and null have a deferred mode");
   }
   Result<std::shared_ptr<Backend>> backend =
-      MakeBackend(kind == BackendKind::kAuto ? BackendKind::kCpu : kind, 0);
+      MakeBackend(kind == BackendKind::kAuto ? BackendKind::kCpu : kind, 0, {});
   if (!backend.ok()) return backend.status();
   return Device(MakeDeferredBackend(*std::move(backend), seed));
 }
@@ -28,6 +28,8 @@ Device::Device(std::shared_ptr<Backend> backend) : backend_(std::move(backend)) 
 
 BackendKind Device::kind() const { return backend_->kind(); }
 std::string Device::name() const { return backend_->name(); }
+int Device::cpu_threads() const { return backend_->threads(); }
+std::vector<std::string> Device::Tuning() const { return backend_->Tuning(); }
 
 Result<DeviceBuffer> Device::Allocate(MemoryKind kind, std::size_t bytes) {
   if (bytes == 0) return DeviceBuffer(backend_, kind, nullptr, 0);

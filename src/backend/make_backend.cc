@@ -9,6 +9,8 @@
 namespace lariat {
 namespace {
 
+constexpr int kMaxThreads = 1024;
+
 Result<std::shared_ptr<Backend>> MakeCuda(int ordinal) {
 #ifdef LARIAT_WITH_CUDA
   return cuda::MakeCudaBackend(ordinal);
@@ -26,18 +28,23 @@ Status CheckOrdinalZero(BackendKind kind, int ordinal) {
 
 }  // namespace
 
-Result<std::shared_ptr<Backend>> MakeBackend(BackendKind kind, int ordinal) {
+Result<std::shared_ptr<Backend>> MakeBackend(BackendKind kind, int ordinal,
+                                             const DeviceOptions& options) {
+  if (options.cpu_threads < 1 || options.cpu_threads > kMaxThreads) {
+    return InvalidArgument("cpu_threads = " + std::to_string(options.cpu_threads) +
+                           ": must be in 1.." + std::to_string(kMaxThreads));
+  }
   switch (kind) {
     case BackendKind::kAuto: {
       Result<std::shared_ptr<Backend>> backend = MakeCuda(ordinal);
       // A CUDA device answers, but the call is wrong: say so instead of another device's results.
       const bool none = !backend.ok() && backend.status().code() != Code::kInvalidArgument;
-      return none ? MakeBackend(BackendKind::kCpu, ordinal) : backend;
+      return none ? MakeBackend(BackendKind::kCpu, ordinal, options) : backend;
     }
     case BackendKind::kCuda: return MakeCuda(ordinal);
     case BackendKind::kCpu:
       if (Status checked = CheckOrdinalZero(kind, ordinal); !checked.ok()) return checked;
-      return cpu::MakeCpuBackend();
+      return cpu::MakeCpuBackend(options.cpu_threads);
     case BackendKind::kNull:
       if (Status checked = CheckOrdinalZero(kind, ordinal); !checked.ok()) return checked;
       return null::MakeNullBackend();

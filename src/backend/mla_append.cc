@@ -204,6 +204,7 @@ GemmParams ProjectionOf(const MlaAppendParams& p) {
   g.w = p.w_down;
   g.w_stride = p.w_down_stride;
   g.c_stride = g.columns;
+  g.dependent_launch = p.dependent_launch;
   return g;
 }
 

@@ -58,8 +58,10 @@ Status CheckShape(const Params& p) {
     return InvalidArgument("path = " + std::to_string(static_cast<int>(p.path)) +
                            ": must be kAuto, kFused or kGemm");
   }
-  return check::First({check::Range("num_tokens", p.num_tokens, 0, check::kMaxInt32),
-                       check::Range("model_dim", p.model_dim, 1, kMaxModelDim)});
+  return check::First(
+      {check::Range("num_tokens", p.num_tokens, 0, check::kMaxInt32),
+       check::Range("model_dim", p.model_dim, 1, kMaxModelDim),
+       check::Range("dependent_launch", static_cast<int>(p.dependent_launch), 0, 2)});
 }
 
 Status CompleteUp(Params& p) {
@@ -160,6 +162,7 @@ GemmParams DownProduct(const Params& p) {
   g.w_stride = p.w_down_stride;
   g.c = p.latent;
   g.c_stride = p.latent_stride;
+  g.dependent_launch = p.dependent_launch;
   return g;
 }
 

@@ -33,7 +33,9 @@ struct StepEntry {
   // words[position_word + section * count + i] are the positions; -1: start + i in each section.
   std::int32_t position_word = -1;
   std::uint32_t rope_choice = 0;  // which tables the sequence turns by
-  std::int32_t reserved = 0;
+  // words[page_word + 2 * group]: where in kv_indices the sequence's blocks begin; the next word:
+  // the first of its table that is there.
+  std::int32_t page_word = 0;
 };
 
 // BuildStepTables: applies the table changes of an upload to the resident rows and writes the
@@ -44,8 +46,13 @@ struct StepEntry {
 //     rope_choice[first_row + i] = rope_choice of the entry
 //   cu_seqlens[b] = first_row, seqused_k[b] = start + count,
 //   block_table[b, j] = row[j] for j < ceil((start + count) / block_size), else 0.
+//   With kv_indptr, and begin, first of the entry and group (StepEntry::page_word):
+//     kv_indices[begin + j - first] = block_table[b, j] for first <= j, kv_indptr[b] = begin,
+//     kv_start[b] = first * block_size, batch_indices[first_row + i] = b,
+//     last_page_len[b] = tokens in the last block
 //   Padding: slots -1, positions 0, rope_choice 0, cu_seqlens num_tokens, seqused_k 0, block_table
-//   0.
+//   0, kv_indptr words[group] (then words begin with the groups' numbers of blocks), kv_start 0,
+//   batch_indices -1, last_page_len 0.
 // REQUIRES: the entries' resident rows are distinct; resident, block_table and filled are what
 //   earlier calls left; filled and block_table start at 0.
 // `filled[b]` remembers how many entries of block_table[b] are not known to be 0; it starts at 0.
@@ -74,6 +81,13 @@ struct StepTablesParams {
   std::int32_t* block_table = nullptr;   // [groups][padded_sequences, table_stride]
   std::int32_t* filled = nullptr;        // [groups][padded_sequences]
   FaultRecord** fault = nullptr;         // receives header.fault
+  // All null, or none.
+  std::int32_t* kv_indptr = nullptr;  // [groups][padded_sequences + 1]
+  std::int64_t indptr_group_stride = 0;
+  std::int32_t* kv_indices = nullptr;     // [groups][...], table_group_stride apart
+  std::int32_t* kv_start = nullptr;       // [groups][padded_sequences], filled_group_stride apart
+  std::int32_t* last_page_len = nullptr;  // [padded_sequences]
+  std::int32_t* batch_indices = nullptr;  // [padded_tokens]
 };
 
 // C = A W for each matrix of a batch, or C = A W^T where W lies as [columns, inner]; row-major.
@@ -94,6 +108,8 @@ struct GemmParams {
   // Strides count elements from row to row, below 2^31; these from matrix to matrix of a batch.
   int batch = 1;
   std::int64_t w_batch_stride = 0, c_batch_stride = 0;
+  // Followed where the product is a kernel of ours, as are its weights by kIndexEarly.
+  DependentLaunch dependent_launch = DependentLaunch::kOff;
 };
 
 // Uses of a stream's scratch memory that may overlap in time.

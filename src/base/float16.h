@@ -30,35 +30,38 @@ constexpr Bf16 ToBf16(float value) {
   return {static_cast<std::uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)};
 }
 
+// Without branches, so that loops become vectors: choices are made by masks, as the compiler would
+// not work out a floating-point number that it may not need.
 constexpr float ToFloat(Fp16 value) {
   const std::uint32_t sign = static_cast<std::uint32_t>(value.bits & 0x8000) << 16;
   const std::uint32_t magnitude = value.bits & 0x7FFF;
-  if (magnitude >= 0x7C00) {  // infinity or NaN, whose payload moves to the top
-    return std::bit_cast<float>(sign | 0x7F800000 | ((magnitude & 0x3FF) << 13));
-  }
-  if (magnitude >= 0x400) return std::bit_cast<float>(sign | ((magnitude << 13) + 0x38000000));
-  // Zero or subnormal: a multiple of 2^-24, exact in fp32.
-  const float small = static_cast<float>(magnitude) * 5.9604644775390625e-8F;
-  return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(small));
+  // Zero and subnormal numbers get an implicit one, which is subtracted again; both exactly.
+  const std::uint32_t one = magnitude < 0x400 ? 0x38800000 : 0;
+  const std::uint32_t biased = (magnitude << 13) + (magnitude < 0x400 ? 0x38800000 : 0x38000000);
+  const float finite = std::bit_cast<float>(biased) - std::bit_cast<float>(one);
+  // Infinity or NaN, whose payload moves to the top.
+  const std::uint32_t special = magnitude >= 0x7C00 ? 0x7F800000 : 0;
+  return std::bit_cast<float>(sign | special | std::bit_cast<std::uint32_t>(finite));
 }
 
 constexpr Fp16 ToFp16(float value) {
-  if (value != value) return {kFp16NaN};
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
-  const auto sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000);
   const std::uint32_t magnitude = bits & 0x7FFFFFFF;
-  std::uint32_t result = 0;
-  if (magnitude >= 0x477FF000) {  // from 65520 on: rounds past the largest finite number
-    result = 0x7C00;
-  } else if (magnitude >= 0x38800000) {  // normal: rebias, then round as for bf16
-    const std::uint32_t rebiased = magnitude - 0x38000000;
-    result = (rebiased + 0xFFF + ((rebiased >> 13) & 1)) >> 13;
-  } else {
-    // Subnormal: the sum's last place is 2^-24, so the addition itself rounds to nearest even.
-    const float rounded = std::bit_cast<float>(magnitude) + 0.5F;
-    result = std::bit_cast<std::uint32_t>(rounded) - 0x3F000000;
-  }
-  return {static_cast<std::uint16_t>(sign | result)};
+  // All ones where the condition holds.
+  const std::uint32_t is_small = 0U - static_cast<std::uint32_t>(magnitude < 0x38800000);
+  const std::uint32_t is_nan = 0U - static_cast<std::uint32_t>(magnitude > 0x7F800000);
+  // From 65520 on it rounds past the largest finite number.
+  const std::uint32_t is_large = 0U - static_cast<std::uint32_t>(magnitude >= 0x477FF000);
+  // Normal: rebias, then round as for bf16.
+  const std::uint32_t rebiased = magnitude - 0x38000000;
+  const std::uint32_t normal = (rebiased + 0xFFF + ((rebiased >> 13) & 1)) >> 13;
+  // Subnormal: the sum's last place is 2^-24, so the addition itself rounds to nearest even. Of the
+  // others it makes 0.
+  const float sum = std::bit_cast<float>(magnitude & is_small) + 0.5F;
+  const std::uint32_t finite =
+      (normal & ~is_small) + (std::bit_cast<std::uint32_t>(sum) - 0x3F000000);
+  const std::uint32_t number = (finite & ~is_large) | (0x7C00 & is_large) | ((bits >> 16) & 0x8000);
+  return {static_cast<std::uint16_t>((number & ~is_nan) | (kFp16NaN & is_nan))};
 }
 
 // The type that an element's arithmetic is done in, loads into it (exact), and stores from it (one

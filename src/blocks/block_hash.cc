@@ -65,7 +65,11 @@ BlockHash HashRoot(const OpenOptions& options, std::uint32_t rope_choice) {
 BlockHash HashBlock(const BlockHash& parent, std::span<const TokenId> tokens) {
   Hasher hasher;
   hasher.Bytes({reinterpret_cast<const char*>(parent.bytes.data()), parent.bytes.size()});
-  for (const TokenId token : tokens) hasher.Number(static_cast<std::uint32_t>(token));
+  if constexpr (std::endian::native == std::endian::little) {
+    hasher.Bytes({reinterpret_cast<const char*>(tokens.data()), tokens.size_bytes()});
+  } else {
+    for (const TokenId token : tokens) hasher.Number(static_cast<std::uint32_t>(token));
+  }
   return hasher.Result();
 }
 

@@ -15,7 +15,8 @@ BlockManager::BlockManager(const ManagerConfig& config)
                        : -1),
       pool_(config.num_blocks, config.unlimited),
       idle_(config.eviction),
-      index_(config.block_size),
+      events_(config.max_events, config.block_size),
+      index_(config.block_size, events_.on() ? &events_ : nullptr),
       sides_(config.sides),
       sequences_(config.max_sequences, config.max_tokens_per_sequence,
                  (config.max_tokens_per_sequence + config.block_size - 1) / config.block_size,
@@ -245,6 +246,7 @@ Status BlockManager::SetTokens(SequenceId id, std::span<const TokenId> tokens) {
 
 Status BlockManager::Clear() {
   if (Status idle = CheckIdle(); !idle.ok()) return idle;
+  const EventLog::Clearing clearing(events_);
   for (HostId host = 0; host < config_.host_blocks; ++host) {
     if (host_.node(host) != kNoNode) DropPlaces(host_.node(host));
   }
@@ -281,6 +283,8 @@ void BlockManager::FillStats(Stats& stats) const {
   stats.tokens_committed = tokens_committed_;
   stats.sequences = sequences_.open_count();
   stats.live_steps = live_steps();
+  stats.events = static_cast<std::int64_t>(events_.last_number());
+  stats.lost_events = events_.lost();
   stats.in_transit_blocks = pool_.count(BlockState::kInTransit);
   if (!has_tier()) return;
   stats.host_blocks = host_.total();

@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <cstdint>
 #include <deque>
-#include <iosfwd>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "blocks/block_pool.h"
+#include "blocks/event_log.h"
 #include "blocks/host_pool.h"
 #include "blocks/idle_blocks.h"
 #include "blocks/match_memo.h"
@@ -20,6 +20,10 @@
 #include "blocks/transfer.h"
 #include "lariat/kv_cache.h"
 #include "lariat/status.h"
+
+namespace lariat {
+class TextBuilder;
+}
 
 namespace lariat::blocks {
 
@@ -52,6 +56,7 @@ struct ManagerConfig {
   int max_sequences = 256;
   std::int64_t max_tokens_per_sequence = 0;
   std::int64_t max_tokens_per_step = 0;
+  std::int64_t max_events = 0;   // 0: no event log
   int position_sections = 1;     // positions that a row has, 1 or 3
   bool track_writes = true;      // remember which blocks a step wrote, for Quarantine
   std::vector<Reach> sides;      // groups besides the first one, which keeps all tokens
@@ -101,6 +106,9 @@ class BlockManager {
   Result<std::int64_t> Remove(std::span<const TokenId> prompt, const OpenOptions& options,
                               std::uint32_t rope_choice);
   Result<std::int64_t> RemoveSalt(std::string_view salt);
+  // Events of the index; see kv_event.h.
+  std::int64_t DrainEvents(std::span<KVEvent> events) { return events_.Drain(events); }
+  Result<std::int64_t> ListBlocks(std::int64_t& cursor, std::span<KVEvent> events) const;
   Status Expire(std::int64_t now_ms);
   Status SetQuota(std::string_view salt, std::int64_t max_idle_blocks);
 
@@ -404,8 +412,8 @@ class BlockManager {
   }
 
   // inspect.cc, quarantine.cc
-  void PrintNode(NodeId node, std::ostream& out) const;
-  void PrintTier(std::ostream& out) const;
+  void PrintNode(NodeId node, TextBuilder& out) const;
+  void PrintTier(TextBuilder& out) const;
   void SpoilHolders(const std::vector<bool>& blocks, const std::vector<bool>& places);
 
   // tier.cc
@@ -420,8 +428,11 @@ class BlockManager {
     return side < 0 ? index_.host(node) : sides_.host(node, static_cast<std::size_t>(side));
   }
   void SetHost(NodeId node, int side, HostId host) {
-    side < 0 ? index_.SetHost(node, host)
-             : sides_.SetHost(node, static_cast<std::size_t>(side), host);
+    if (side < 0) return index_.SetHost(node, host);
+    const auto s = static_cast<std::size_t>(side);
+    const bool had = sides_.host(node, s) != kNoHost, has = host != kNoHost;
+    sides_.SetHost(node, s, host);
+    if (had != has) index_.NoteSide(node, s, Tier::kHost, has);
   }
   // Of a place with a node.
   HostPool::List ListOf(HostId host) const {
@@ -478,6 +489,7 @@ class BlockManager {
   const int block_shift_;  // log2 of a block size that is a power of two; else -1
   BlockPool pool_;
   IdleBlocks idle_;
+  EventLog events_;
   PrefixIndex index_;
   SidePages sides_;
   SequenceTable sequences_;

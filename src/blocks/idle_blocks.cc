@@ -2,8 +2,8 @@
 #include "blocks/idle_blocks.h"
 
 #include <algorithm>
-#include <sstream>
 
+#include "base/text.h"
 #include "blocks/lru_evictor.h"
 #include "blocks/priority_evictor.h"
 
@@ -174,7 +174,7 @@ BlockId IdleBlocks::OverQuota() {
 }
 
 std::string IdleBlocks::Describe(BlockId block) const {
-  std::ostringstream out;
+  TextBuilder out;
   if (retains_ && (retentions_.priority(block) != kDefaultPriority || retentions_.ttl(block) > 0)) {
     out << " priority " << retentions_.priority(block);
     if (retentions_.ttl(block) > 0) {
@@ -182,7 +182,7 @@ std::string IdleBlocks::Describe(BlockId block) const {
     }
   }
   if (lane(block) != kNoLane) out << " lane " << lane(block);
-  return out.str();
+  return out.Take();
 }
 
 }  // namespace lariat::blocks

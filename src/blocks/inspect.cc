@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Looking at the whole state.
-#include <sstream>
-
+#include "base/text.h"
 #include "blocks/block_manager.h"
 #include "lariat/block_hash.h"
 
 namespace lariat::blocks {
 
-void BlockManager::PrintNode(NodeId node, std::ostream& out) const {
+void BlockManager::PrintNode(NodeId node, TextBuilder& out) const {
   out << " parent " << index_.parent(node) << " tokens";
   for (const TokenId token : index_.tokens(node)) out << ' ' << token;
   if (has_tier()) {
@@ -15,7 +14,7 @@ void BlockManager::PrintNode(NodeId node, std::ostream& out) const {
   }
 }
 
-void BlockManager::PrintTier(std::ostream& out) const {
+void BlockManager::PrintTier(TextBuilder& out) const {
   out << "host free";
   for (const HostId h : host_.FreeList()) out << ' ' << h;
   out << "\nhost alone";
@@ -45,7 +44,7 @@ void BlockManager::PrintTier(std::ostream& out) const {
 }
 
 std::string BlockManager::Snapshot() const {
-  std::ostringstream out;
+  TextBuilder out;
   out << "free";
   for (const BlockId b : pool_.FreeList()) out << ' ' << b;
   out << "\nfresh " << pool_.next_fresh() << " of " << pool_.total() << "\nidle";
@@ -106,8 +105,12 @@ std::string BlockManager::Snapshot() const {
     for (const StepRelease& release : step->releases) out << ' ' << release.block;
     out << '\n';
   }
+  if (events_.on()) {
+    out << "events " << events_.last_number() << " waiting " << events_.waiting() << " lost "
+        << events_.lost() << '\n';
+  }
   out << "plan " << (plan_ == nullptr ? 0 : plan_->id) << " next " << next_step_ << '\n';
-  return out.str();
+  return out.Take();
 }
 
 Result<std::int64_t> BlockManager::BlockHashes(SequenceId id, std::span<BlockHash> hashes) const {
@@ -122,6 +125,30 @@ Result<std::int64_t> BlockManager::BlockHashes(SequenceId id, std::span<BlockHas
     hashes[i] = hash;
   }
   return count;
+}
+
+// cursor: counts nodes, of each its groups, of each of these its tiers
+Result<std::int64_t> BlockManager::ListBlocks(std::int64_t& cursor,
+                                              std::span<KVEvent> events) const {
+  if (!events_.on()) {
+    return Unsupported("max_events 0: the cache names no blocks; allowed are 1 and more");
+  }
+  if (cursor < 0) {
+    return InvalidArgument("cursor " + std::to_string(cursor) +
+                           ": allowed are 0 and what a call has set it to");
+  }
+  const std::int64_t end = 2 * GroupCount() * index_.end();
+  std::size_t count = 0;
+  for (; cursor < end && count < events.size(); ++cursor) {
+    const auto node = static_cast<NodeId>(cursor / 2 / GroupCount());
+    const auto group = static_cast<std::int32_t>(cursor / 2 % GroupCount());
+    const Tier tier = cursor % 2 == 0 ? Tier::kDevice : Tier::kHost;
+    if (!index_.used(node)) continue;
+    const bool cached = tier == Tier::kDevice ? BlockOf(node, group - 1) != kNoBlock
+                                              : HostOf(node, group - 1) != kNoHost;
+    if (cached) events[count++] = index_.Describe(node, tier, group);
+  }
+  return static_cast<std::int64_t>(count);
 }
 
 }  // namespace lariat::blocks

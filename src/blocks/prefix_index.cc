@@ -42,6 +42,7 @@ void PrefixIndex::Reserve(std::size_t blocks, std::size_t hosts) {
   // Each node has a block or a place; any of them may lack its block's number.
   const std::size_t spare = hosts == 0 ? 0 : blocks + hosts;
   tokens_.resize((blocks + spare) * block_size_);
+  if (log_ != nullptr) log_->Reserve(blocks + spare);
   nodes_.resize(blocks + spare);
   if (spare > 0) {
     on_host_.resize(blocks + spare);
@@ -75,6 +76,7 @@ RootId PrefixIndex::AcquireRoot(const OpenOptions& options, std::uint32_t rope_c
   const RootId id = free_roots_.back();
   root(id).entry = root_ids_.emplace(std::move(key), id).first;
   root(id).references = 1;
+  if (log_ != nullptr) root(id).hash = HashRoot(options, rope_choice);
   free_roots_.pop_back();
   return id;
 }
@@ -248,6 +250,10 @@ NodeId PrefixIndex::Insert(std::int32_t parent, std::span<const TokenId> tokens,
   Link(TopOf(parent), id, tokens);
   if (parent < 0) ++root(parent).references;
   ++size_;
+  if (log_ != nullptr) {
+    log_->Name(id, NameOf(parent), tokens);
+    LogStored(id, Tier::kDevice);
+  }
   return id;
 }
 
@@ -255,6 +261,7 @@ void PrefixIndex::Erase(NodeId id) {
   Node& node = nodes_[id];
   assert(used(id) && node.child == kNoNode && HostChild(id) == kNoNode);
   if (node.block != kNoBlock) {
+    if (log_ != nullptr) LogRemoved(id, Tier::kDevice);
     Unlink(TopOf(node.parent), id);
     if (node.block != id) spare_of_[node.block] = kNoNode;
     --size_;
@@ -275,6 +282,7 @@ void PrefixIndex::GiveBlock(NodeId id, BlockId block) {
   node.block = block;
   if (block != id) spare_of_[block] = id;
   ++size_;
+  if (log_ != nullptr) LogStored(id, Tier::kDevice);
 }
 
 void PrefixIndex::TakeBlock(NodeId id) {
@@ -285,6 +293,24 @@ void PrefixIndex::TakeBlock(NodeId id) {
   if (node.block != id) spare_of_[node.block] = kNoNode;
   node.block = kNoBlock;
   --size_;
+  if (log_ != nullptr) LogRemoved(id, Tier::kDevice);
+}
+
+// --- The log, where there is one --------------------------------------------------------------
+
+void PrefixIndex::LogStored(NodeId id, Tier tier, std::int32_t group) {
+  log_->Stored(id, NameOf(parent(id)), tokens(id), tier, group);
+}
+
+void PrefixIndex::LogRemoved(NodeId id, Tier tier, std::int32_t group) {
+  log_->Removed(id, NameOf(parent(id)), tier, group);
+}
+
+// The node's place is about to become `next`.
+void PrefixIndex::LogHost(NodeId id, HostId next) {
+  const bool had = on_host_[id].host != kNoHost, has = next != kNoHost;
+  if (has && !had) LogStored(id, Tier::kHost);
+  if (had && !has) LogRemoved(id, Tier::kHost);
 }
 
 void PrefixIndex::Clear() {

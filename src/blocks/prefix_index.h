@@ -11,6 +11,7 @@
 
 #include "base/huge_pages.h"
 #include "blocks/block_pool.h"
+#include "blocks/event_log.h"
 #include "blocks/transfer.h"
 #include "lariat/kv_cache.h"
 #include "lariat/types.h"
@@ -44,7 +45,9 @@ struct NearestChild {
 // room. Threads: externally synchronised.
 class PrefixIndex {
  public:
-  explicit PrefixIndex(int block_size) : block_size_(static_cast<std::size_t>(block_size)) {}
+  // log: what is told of each change; null: nobody
+  explicit PrefixIndex(int block_size, EventLog* log = nullptr)
+      : block_size_(static_cast<std::size_t>(block_size)), log_(log) {}
 
   // Makes room for block ids below `blocks`, and for as many nodes more as `hosts` places need.
   // hosts: 0, or at the first call alone
@@ -98,7 +101,10 @@ class PrefixIndex {
   // The node loses its block. REQUIRES: it has a place, and no node with a block is below it.
   void TakeBlock(NodeId node);
   // kNoHost: the node loses its place. REQUIRES: there is a host tier.
-  void SetHost(NodeId node, HostId host) { on_host_[node].host = host; }
+  void SetHost(NodeId node, HostId host) {
+    if (log_ != nullptr) LogHost(node, host);
+    on_host_[node].host = host;
+  }
 
   // A node at `top` or below it with nothing below itself.
   NodeId LeafBelow(NodeId top) const {
@@ -157,6 +163,23 @@ class PrefixIndex {
   std::int64_t size() const { return size_; }         // nodes with a block
   std::size_t capacity() const { return capacity_; }  // blocks
   NodeId end() const { return static_cast<NodeId>(nodes_.size()); }
+  // Tells the log of a block that the index does not see: another group's, beside the node's.
+  void NoteSide(NodeId node, std::size_t side, Tier tier, bool stored) {
+    if (log_ == nullptr) return;
+    const auto group = static_cast<std::int32_t>(side) + 1;
+    stored ? LogStored(node, tier, group) : LogRemoved(node, tier, group);
+  }
+  // A node's block of a tier and group, as an event says it. REQUIRES: there is a log.
+  KVEvent Describe(NodeId node, Tier tier, std::int32_t group) const {
+    const BlockName above = NameOf(parent(node));
+    return {.tier = tier,
+            .group = group,
+            .number = log_->last_number(),
+            .hash = log_->name(node).hash,
+            .parent = above.hash,
+            .first_token = above.end,
+            .tokens = tokens(node)};
+  }
 
  private:
   static constexpr std::int32_t kNotUsed = -1;
@@ -189,6 +212,7 @@ class PrefixIndex {
     std::int64_t references = 0;  // open sequences and child nodes
     NodeId child = kNoNode;       // top of the treap of its children on the device
     NodeId host_child = kNoNode;  // and in the host tier alone
+    BlockHash hash;               // where there is a log
     std::map<RootKey, RootId>::const_iterator entry;
   };
   static RootKey KeyOf(const OpenOptions& options, std::uint32_t rope_choice);
@@ -216,8 +240,15 @@ class PrefixIndex {
   NodeId Join(NodeId before, NodeId after);
   void Link(NodeId& top, NodeId node, std::span<const TokenId> tokens);
   void Unlink(NodeId& top, NodeId node);
+  BlockName NameOf(std::int32_t parent) const {
+    return parent < 0 ? BlockName{root(parent).hash} : log_->name(parent);
+  }
+  void LogStored(NodeId node, Tier tier, std::int32_t group = 0);
+  void LogRemoved(NodeId node, Tier tier, std::int32_t group = 0);
+  void LogHost(NodeId node, HostId host);
 
   const std::size_t block_size_;
+  EventLog* const log_;
   HugePageVector<Node> nodes_;      // by node; the first ones have the blocks' numbers
   std::vector<NodeId> spare_of_;    // by block, with a host tier: its node of another number
   std::vector<OnHost> on_host_;     // by node; empty: there is no host tier

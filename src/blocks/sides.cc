@@ -305,6 +305,7 @@ void BlockManager::AttachSides(Sequence& sequence, std::size_t n, BlockId owner)
 // A block of a side, which somebody holds, is cached beside `owner` from now on.
 void BlockManager::AttachSide(BlockId owner, std::size_t side, BlockId page) {
   sides_.Attach(owner, side, page);
+  index_.NoteSide(index_.node(owner), side, Tier::kDevice, /*stored=*/true);
   idle_.Enter(page, idle_.lane(owner));
   if (!has_tier()) return;
   const NodeId node = index_.node(owner);
@@ -321,6 +322,7 @@ std::int64_t BlockManager::DropSides(BlockId owner) {
   for (std::size_t side = 0; side < sides_.count(); ++side) {
     const BlockId page = sides_.page(owner, side);
     if (page == kNoBlock) continue;
+    index_.NoteSide(index_.node(owner), side, Tier::kDevice, /*stored=*/false);
     sides_.Detach(page);
     DropCached(page);
     ++count;

@@ -59,7 +59,9 @@ void BlockManager::Unhold(HostId host) {
 void BlockManager::Evict(BlockId victim) {
   idle_.Leave(victim);
   if (const BlockId owner = sides_.owner(victim); owner != kNoBlock) {
-    const HostId copy = sides_.host(index_.node(owner), sides_.side(victim));
+    const NodeId node = index_.node(owner);
+    const HostId copy = sides_.host(node, sides_.side(victim));
+    index_.NoteSide(node, sides_.side(victim), Tier::kDevice, /*stored=*/false);
     sides_.Detach(victim);
     if (copy != kNoHost) host_.Move(copy, HostPool::kOnDevice, HostPool::kAlone);
     return;

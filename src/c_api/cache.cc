@@ -30,6 +30,7 @@ lariat_footprint ToC(const MemoryFootprint& from) {
   to.num_host_blocks = from.num_host_blocks;
   to.host_tier_bytes = from.host_tier_bytes;
   to.padding_bytes = from.padding_bytes;
+  to.event_log_bytes = from.event_log_bytes;
   return to;
 }
 
@@ -59,6 +60,8 @@ lariat_stats ToC(const Stats& from) {
   to.offloaded_blocks = from.offloaded_blocks;
   to.onboarded_blocks = from.onboarded_blocks;
   to.host_evicted = from.host_evicted;
+  to.events = from.events;
+  to.lost_events = from.lost_events;
   return to;
 }
 

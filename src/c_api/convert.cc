@@ -139,6 +139,11 @@ Status Convert(const lariat_cache_config* caller, CacheConfig& to) {
   to.host.bytes = from.host_bytes;
   to.host.write_after_hits = Or(from.host_write_after_hits, standard.host.write_after_hits);
   to.host.clean_blocks = from.host_clean_blocks;
+  to.reader_arrays = from.reader_arrays != 0;
+  to.memory.caller_memory = from.caller_memory;
+  to.memory.caller_bytes = from.caller_bytes;
+  if (status = CheckReserved("config", from.reserved); !status.ok()) return status;
+  to.max_events = from.max_events;
   return ChooseAll(from, to);
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "lariat/lariat.h"
 #include "lariat/status.h"
 
 // Structs of any version: what a caller's struct has more or less than this library's.
@@ -16,6 +17,13 @@ namespace lariat::c_api {
 // A struct that grows gets a specialisation with its old size.
 template <class T>
 inline constexpr std::uint32_t kFirstSize = sizeof(T);
+template <>
+inline constexpr std::uint32_t kFirstSize<lariat_cache_config> = 152;
+template <>
+inline constexpr std::uint32_t kFirstSize<lariat_step_view> = 64;
+inline constexpr std::uint32_t kFirstSize<lariat_footprint> = 88;
+template <>
+inline constexpr std::uint32_t kFirstSize<lariat_stats> = 200;
 
 // The name of an argument, or of an element of one that is an array.
 struct Name {

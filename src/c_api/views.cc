@@ -96,6 +96,32 @@ lariat_code lariat_cache_view(lariat_cache* cache, std::int32_t group, lariat_st
     to.seqused_k = from.seqused_k;
     to.block_table = from.block_table;
     to.block_table_stride = from.block_table_stride;
+    to.kv_indptr = from.kv_indptr;
+    to.kv_indices = from.kv_indices;
+    to.kv_start = from.kv_start;
+    to.last_page_len = from.last_page_len;
+    to.batch_indices = from.batch_indices;
+    Fill(view, to);
+    return Status::Ok();
+  });
+}
+
+lariat_code lariat_cache_host_view(lariat_cache* cache, std::int32_t group,
+                                   lariat_host_view* view) {
+  return Call(cache, [&](Handle& handle) -> Status {
+    Status status = Check("view", view);
+    if (status.ok()) status = CheckGroup(*handle.cache, group);
+    if (!status.ok()) return status;
+    const StepHostView from = handle.cache->HostView(group);
+    lariat_host_view to = {};
+    to.num_sequences = static_cast<std::int32_t>(from.seqused_k.size());
+    to.cu_seqlens = from.cu_seqlens.data();
+    to.seqused_k = from.seqused_k.data();
+    to.kv_indptr = from.kv_indptr.data();
+    to.kv_start = from.kv_start.data();
+    to.last_page_len = from.last_page_len.data();
+    to.max_seqlen_q = from.max_seqlen_q;
+    to.max_seqlen_k = from.max_seqlen_k;
     Fill(view, to);
     return Status::Ok();
   });

@@ -24,6 +24,7 @@ blocks::ManagerConfig ManagerConfigOf(const CacheConfig& config,
   manager.max_sequences = config.max_sequences;
   manager.max_tokens_per_sequence = config.max_tokens_per_sequence;
   manager.max_tokens_per_step = config.max_tokens_per_step;
+  manager.max_events = config.max_events;
   manager.position_sections = resolved.position_sections;
   manager.track_writes = has_memory;  // without memory nothing can be corrupt
   manager.host_blocks = resolved.footprint.num_host_blocks;
@@ -109,6 +110,51 @@ Stats KVCache::Impl::ReadStats() const {
   return stats;
 }
 
+// --- The pool given back and taken again --------------------------------------------------------
+
+Status KVCache::Impl::CheckAcquired() const {
+  return released ? NotReady("the pool was given back by Release: call Reacquire first") : Status();
+}
+
+Status KVCache::Impl::Release() {
+  if (released) return {};
+  Stats now;
+  manager.FillStats(now);
+  if (now.sequences > 0 || manager.live_steps() > 0) {
+    return NotReady(std::to_string(now.sequences) + " sequences are open and " +
+                    std::to_string(manager.live_steps()) + " steps live: end them first");
+  }
+  if (manager.oldest_transfer() != TransferId::kNone) {
+    return NotReady("a transfer is not accepted yet");
+  }
+  if (manager.has_plan()) return NotReady("a step is planned but not prepared");
+  // Whatever still reads or writes the pool.
+  for (const StepRecord& record : ring) {
+    if (!record.event_pending) continue;
+    if (Status s = WaitFor(record.event); !s.ok()) return s;
+  }
+  if (const Result<int> pending = HarvestPassed(); !pending.ok()) return pending.status();
+  if (tier != nullptr) {
+    if (Status s = tier->Synchronize(); !s.ok()) return s;
+  }
+  if (Status s = manager.Clear(); !s.ok()) return s;
+  Publish();
+  storage.Release();
+  released = true;
+  return {};
+}
+
+Status KVCache::Impl::Reacquire() {
+  if (!released) return {};
+  if (Status s = storage.Acquire(); !s.ok()) return s;
+  if (Status s = device.Synchronize(Stream{}); !s.ok()) {
+    storage.Release();
+    return s;
+  }
+  released = false;
+  return {};
+}
+
 // --- Creation ---------------------------------------------------------------------------------
 
 Result<KVCache> KVCache::Create(const CacheConfig& config) {
@@ -129,7 +175,8 @@ Result<KVCache> KVCache::Create(const CacheConfig& config, Device device) {
     if (!resolved.ok()) return resolved.status();
     Result<storage::BlockStorage> storage = storage::BlockStorage::Create(
         device, resolved->MakeLayout(config), resolved->num_blocks,
-        static_cast<std::size_t>(config.max_sequences) * resolved->groups.size());
+        static_cast<std::size_t>(config.max_sequences) * resolved->groups.size(),
+        config.memory.caller_memory);
     if (!storage.ok()) return storage.status();
     Result<cache::StepArrays> arrays = cache::StepArrays::Create(device, config, *resolved);
     if (!arrays.ok()) return arrays.status();
@@ -171,7 +218,7 @@ Status KVCache::Supports(const CacheConfig& config, Feature feature) {
       case Feature::kTransfers:
         if (config.host.num_blocks > 0 || config.host.bytes > 0) return {};
         return Unsupported("transfers: host asks for no host tier");
-      case Feature::kReleaseReacquire: return Unsupported("Release and Reacquire are not built");
+      case Feature::kReleaseReacquire: return {};
       case Feature::kTokenReuse: return {};
       case Feature::kCheckSlots: return Unsupported("check_slots is not built");
     }
@@ -205,6 +252,7 @@ Result<PrefixMatch> KVCache::Match(SequenceId sequence) {
 
 Result<SequenceId> KVCache::Open(std::span<const TokenId> prompt, const OpenOptions& options) {
   return Guarded([&]() -> Result<SequenceId> {
+    if (Status s = impl_->CheckAcquired(); !s.ok()) return s;
     Result<SequenceId> opened = impl_->manager.Open(
         prompt, options, cache::TablesFor(impl_->config, impl_->resolved, options.max_length));
     impl_->Publish();
@@ -282,6 +330,14 @@ Result<std::int64_t> KVCache::BlockHashes(SequenceId sequence, std::span<BlockHa
   return Guarded([&] { return impl_->manager.BlockHashes(sequence, hashes); });
 }
 
+std::int64_t KVCache::DrainEvents(std::span<KVEvent> events) {
+  return impl_->manager.DrainEvents(events);
+}
+
+Result<std::int64_t> KVCache::ListBlocks(std::int64_t& cursor, std::span<KVEvent> events) const {
+  return Guarded([&] { return impl_->manager.ListBlocks(cursor, events); });
+}
+
 Status KVCache::Clear() {
   return Guarded([&]() -> Status {
     Status cleared = impl_->manager.Clear();
@@ -342,10 +398,10 @@ Status KVCache::SetQuota(std::string_view salt, std::int64_t max_idle_blocks) {
 }
 
 Status KVCache::Release() {
-  return Guarded([] { return Unsupported("Release is not built"); });
+  return Guarded([&] { return impl_->Release(); });
 }
 Status KVCache::Reacquire() {
-  return Guarded([] { return Unsupported("Reacquire is not built"); });
+  return Guarded([&] { return impl_->Reacquire(); });
 }
 
 // --- Steps ------------------------------------------------------------------------------------
@@ -400,6 +456,11 @@ Result<PollReport> KVCache::Poll() {
 StepView KVCache::View(int group) const {
   const bool known = group >= 0 && group < impl_->resolved.footprint.num_groups;
   return known ? impl_->arrays.view(group) : StepView{};
+}
+
+StepHostView KVCache::HostView(int group) const {
+  const bool known = group >= 0 && group < impl_->resolved.footprint.num_groups;
+  return known ? impl_->arrays.host_view(group) : StepHostView{};
 }
 
 Result<LayerView> KVCache::Layer(int layer) const {

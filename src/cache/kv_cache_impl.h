@@ -127,6 +127,11 @@ struct KVCache::Impl {
   Result<MlaCompressParams> CompressParams(int layer, const MlaCompressInputs& inputs,
                                            std::int64_t tokens, Stream stream);
 
+  Status Release();
+  Status Reacquire();
+  // kNotReady between the two.
+  Status CheckAcquired() const;
+
   // Called at the end of every call that may have changed something: starts what is to be copied to
   // the host now, and publishes the counters.
   void Publish();
@@ -141,6 +146,7 @@ struct KVCache::Impl {
   std::unique_ptr<cache::TierStreams> tier;  // null: no host tier
   blocks::BlockManager manager;
 
+  bool released = false;  // the pool is not there
   std::vector<StepRecord> ring;
   std::uint64_t last_prepared = 0;  // id
   Stream last_stream;  // of the last step that was prepared; may be gone once all ended

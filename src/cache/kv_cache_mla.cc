@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "backend/append_check.h"
+#include "backend/device_range.h"
 #include "cache/kv_cache_impl.h"
 
 namespace lariat {
@@ -66,7 +67,7 @@ MlaAppendParams KVCache::Impl::AppendParams(int layer, const MlaAppendInputs& in
   params.num_slots = resolved.num_blocks * config.block_size;
   params.block_size = config.block_size;
   params.block_stride = plane.block_stride / element;
-  params.row_stride = plane.row_bytes / element;
+  params.row_stride = plane.row_stride / element;
   params.fault_indirect = arrays.fault_word();
   return params;
 }
@@ -77,6 +78,7 @@ Status KVCache::Impl::MlaAppend(std::uint64_t id, int layer, const MlaAppendInpu
   if (!plan.ok()) return plan.status();
   if (Status s = CheckRank(layer, inputs.kv_lora_rank); !s.ok()) return s;
   if (!device.backend().has_memory()) return {};
+  const DeviceRange range("MlaAppend");
   return lariat::MlaAppend(device, AppendParams(layer, inputs, (*plan)->padded_tokens), stream);
 }
 
@@ -116,7 +118,7 @@ MlaExpandParams KVCache::Impl::ExpandParams(int layer, const MlaExpandInputs& in
   params.num_blocks = resolved.num_blocks;
   params.block_size = config.block_size;
   params.block_stride = plane.block_stride / element;
-  params.row_stride = plane.row_bytes / element;
+  params.row_stride = plane.row_stride / element;
   params.k = inputs.k;
   params.v = inputs.v;
   params.k_token_stride = inputs.k_token_stride;
@@ -131,6 +133,7 @@ Status KVCache::Impl::MlaExpand(std::uint64_t id, int layer, const MlaExpandInpu
   if (!plan.ok()) return plan.status();
   if (Status s = CheckRank(layer, inputs.kv_lora_rank); !s.ok()) return s;
   if (!device.backend().has_memory()) return {};
+  const DeviceRange range("MlaExpand");
   return lariat::MlaExpand(device, ExpandParams(layer, inputs, (*plan)->padded_sequences), stream);
 }
 
@@ -195,6 +198,7 @@ Status KVCache::Impl::MlaCompress(std::uint64_t id, int layer, const MlaCompress
   if (!plan.ok()) return plan.status();
   if (Status s = CheckCompress(inputs); !s.ok()) return s;
   if (!device.backend().has_memory()) return {};
+  const DeviceRange range("MlaCompress");
   const std::int64_t tokens = (*plan)->padded_tokens;
   const Result<MlaCompressParams> made = CompressParams(layer, inputs, tokens, stream);
   if (!made.ok()) return made.status();

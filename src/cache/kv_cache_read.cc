@@ -1,10 +1,56 @@
 // SPDX-License-Identifier: Apache-2.0
 // What readers see of the pool: a layer's planes, and rows read back for checks.
 #include <algorithm>
+#include <cstring>
+#include <utility>
+#include <vector>
 
 #include "cache/kv_cache_impl.h"
 
 namespace lariat {
+
+namespace {
+
+// Where rows of one plane are read to, piece by piece: the caller's memory, or, of a plane with
+// heads of rows, memory from which Finish makes the caller's rows of heads.
+class RowsOut {
+ public:
+  RowsOut(const storage::Plane& plane, std::int64_t count, void* out)
+      : plane_(plane), out_(plane.empty() ? nullptr : static_cast<std::byte*>(out)), next_(out_) {
+    if (out_ == nullptr || plane.rows_of_heads() || plane.heads == 1) return;
+    staged_.resize(static_cast<std::size_t>(count * plane.row_bytes));
+    next_ = staged_.data();
+  }
+  // Where the next rows go, of one block.
+  void* Next(int rows) {
+    if (out_ == nullptr) return nullptr;
+    if (!staged_.empty()) pieces_.push_back(rows);
+    return std::exchange(next_, next_ + rows * plane_.row_bytes);
+  }
+  // REQUIRES: the copies are done.
+  void Finish() {
+    const std::byte* from = staged_.data();
+    std::byte* to = out_;
+    for (const int rows : pieces_) {
+      for (int head = 0; head < plane_.heads; ++head) {
+        for (int row = 0; row < rows; ++row, from += plane_.head_bytes) {
+          std::memcpy(to + row * plane_.row_bytes + head * plane_.head_bytes, from,
+                      static_cast<std::size_t>(plane_.head_bytes));
+        }
+      }
+      to += rows * plane_.row_bytes;
+    }
+  }
+
+ private:
+  const storage::Plane& plane_;
+  std::byte* out_;
+  std::byte* next_;
+  std::vector<std::byte> staged_;
+  std::vector<int> pieces_;  // rows of each
+};
+
+}  // namespace
 
 Result<Stream> KVCache::Impl::ReadingStream() {
   // Copies that a live step started may hold settled rows.
@@ -41,6 +87,7 @@ Status KVCache::Impl::ReadRows(SequenceId id, int layer, std::int64_t first, std
   const storage::LayerPlanes& planes = storage.layout().layers()[static_cast<std::size_t>(layer)];
   const Result<Stream> stream = ReadingStream();
   if (!stream.ok()) return stream.status();
+  RowsOut k_out(planes.k, count, k), v_out(planes.v, count, v);
   const int block_size = config.block_size;
   const std::vector<std::int32_t>& table =
       group == 0 ? sequence.table : sequence.sides[static_cast<std::size_t>(group - 1)].table;
@@ -48,18 +95,19 @@ Status KVCache::Impl::ReadRows(SequenceId id, int layer, std::int64_t first, std
     const auto row = static_cast<int>(at % block_size);
     const auto rows =
         static_cast<int>(std::min<std::int64_t>(block_size - row, first + count - at));
-    const auto offset = [&](void* out, std::int64_t row_bytes) -> void* {
-      return out == nullptr ? nullptr : static_cast<std::byte*>(out) + (at - first) * row_bytes;
-    };
     const std::int32_t block = table[static_cast<std::size_t>(at / block_size)];
-    if (Status s = storage.ReadRows(layer, block, row, rows, offset(k, planes.k.row_bytes),
-                                    offset(v, planes.v.row_bytes), *stream);
+    if (Status s =
+            storage.ReadRows(layer, block, row, rows, k_out.Next(rows), v_out.Next(rows), *stream);
         !s.ok()) {
+      (void)device.Synchronize(*stream);  // copies before it may still write
       return s;
     }
     at += rows;
   }
-  return device.Synchronize(*stream);
+  if (Status s = device.Synchronize(*stream); !s.ok()) return s;
+  k_out.Finish();
+  v_out.Finish();
+  return {};
 }
 
 Result<LayerView> KVCache::Impl::Layer(int layer) const {
@@ -82,10 +130,10 @@ Result<LayerView> KVCache::Impl::Layer(int layer) const {
   view.v = base == nullptr || planes.v.empty() ? nullptr : base + planes.v.offset;
   view.k_block_stride = planes.k.block_stride / element;
   view.v_block_stride = planes.v.block_stride / element;
-  view.k_row_stride = planes.k.row_bytes / element;
-  view.v_row_stride = planes.v.row_bytes / element;
-  view.k_head_stride = spec.k_dim;
-  view.v_head_stride = spec.v_dim;
+  view.k_row_stride = planes.k.row_stride / element;
+  view.v_row_stride = planes.v.row_stride / element;
+  view.k_head_stride = planes.k.head_stride / element;
+  view.v_head_stride = planes.v.head_stride / element;
   if (spec.rope >= 0) {
     const cache::RopeTable& table = ropes[static_cast<std::size_t>(spec.rope)];
     view.cos = static_cast<const float*>(table.cos.data());

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 
+#include "backend/device_range.h"
 #include "cache/kv_cache_impl.h"
 
 namespace lariat {
@@ -52,6 +53,7 @@ Result<StepRecord*> KVCache::Impl::AcquireRecord() {
 
 Result<std::uint64_t> KVCache::Impl::Plan(std::span<const StepItem> items, const StepShape& shape,
                                           PlanFailure* failure) {
+  if (Status s = CheckAcquired(); !s.ok()) return s;
   // Where memory was lacking before. Starts the copies that this decided on: the plan's fence is to
   // know them.
   if (DiscardAbandoned()) Publish();
@@ -85,6 +87,7 @@ Status KVCache::Impl::Prepare(std::uint64_t id, Stream stream) {
   if (plan.fence != 0 && tier != nullptr) {
     if (Status s = tier->WaitForBatch(stream, plan.fence); !s.ok()) return s;
   }
+  const DeviceRange range("Prepare");
   const int slot = SlotOf(*record);
   if (FaultRecord* fault = arrays.fault_record(slot)) *fault = {};
   moves.clear();
@@ -150,10 +153,10 @@ AppendRopeParams KVCache::Impl::AppendParams(int layer, const AppendInputs& inpu
   params.block_size = config.block_size;
   params.k_block_stride = planes.k.block_stride / element;
   params.v_block_stride = planes.v.block_stride / element;
-  params.k_row_stride = planes.k.row_bytes / element;
-  params.v_row_stride = planes.v.row_bytes / element;
-  params.k_cache_head_stride = spec.k_dim;
-  params.v_cache_head_stride = spec.v_dim;
+  params.k_row_stride = planes.k.row_stride / element;
+  params.v_row_stride = planes.v.row_stride / element;
+  params.k_cache_head_stride = planes.k.head_stride / element;
+  params.v_cache_head_stride = planes.v.head_stride / element;
   params.fault_indirect = arrays.fault_word();
   params.dependent_launch = inputs.dependent_launch;
   return params;
@@ -211,6 +214,7 @@ Status KVCache::Impl::Append(std::uint64_t id, int layer, const AppendInputs& in
   if (!plan.ok()) return plan.status();
   if (Status s = CheckQuery(inputs.q, inputs.q_heads); !s.ok()) return s;
   if (!device.backend().has_memory()) return {};
+  const DeviceRange range("Append");
   return AppendRope(device, AppendParams(layer, inputs, (*plan)->padded_tokens), stream);
 }
 

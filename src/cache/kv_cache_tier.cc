@@ -2,6 +2,7 @@
 // The host tier: what the block manager decides to copy, put on the tier's streams.
 #include <utility>
 
+#include "backend/device_range.h"
 #include "cache/kv_cache_impl.h"
 
 namespace lariat {
@@ -14,6 +15,7 @@ Status KVCache::Impl::CheckTier() const {
 // wanted it.
 void KVCache::Impl::StartWrites() {
   if (tier == nullptr || manager.pending_writes().empty()) return;
+  const DeviceRange range("WriteBack");
   const Status started = Guarded([&] {
     return tier->StartBatch(storage, manager.pending_writes(), manager.next_batch(), last_event);
   });
@@ -30,6 +32,7 @@ void KVCache::Impl::TellFailedBatches() {
 
 Result<TransferId> KVCache::Impl::Suspend(SequenceId sequence) {
   if (Status s = CheckTier(); !s.ok()) return s;
+  const DeviceRange range("Suspend");
   tier->ExpectSuspend();
   if (Status s = manager.BeginSuspend(sequence); !s.ok()) return s;
   const std::uint64_t batch = manager.next_batch();
@@ -68,11 +71,13 @@ Result<TransferId> KVCache::Impl::StartTransfer(const Result<TransferId>& decide
 
 Result<TransferId> KVCache::Impl::Fetch(SequenceId sequence) {
   if (Status s = CheckTier(); !s.ok()) return s;
+  const DeviceRange range("Fetch");
   return StartTransfer(manager.Fetch(sequence));
 }
 
 Result<TransferId> KVCache::Impl::Resume(SequenceId sequence) {
   if (Status s = CheckTier(); !s.ok()) return s;
+  const DeviceRange range("Resume");
   return StartTransfer(manager.Resume(sequence));
 }
 

@@ -6,13 +6,15 @@
 #include <string>
 
 #include "backend/params.h"
+#include "blocks/event_log.h"
 
 namespace lariat::cache {
 
 namespace {
 
 constexpr std::int64_t kMaxBlocks = std::numeric_limits<std::int32_t>::max();
-constexpr int kMaxLatentRow = 131072;  // elements
+constexpr int kMaxLatentRow = 131072;           // elements
+constexpr std::uintptr_t kPoolAlignment = 256;  // as Device::Allocate gives it
 
 bool HasWindow(LayerKind kind) {
   return kind == LayerKind::kSliding || kind == LayerKind::kChunked;
@@ -110,6 +112,7 @@ Status CheckUse(const CacheConfig& config) {
     return InvalidArgument("max_pinned_blocks " + std::to_string(config.max_pinned_blocks) +
                            ": allowed are 0 and more");
   }
+  if (Status s = CheckRange("max_events", config.max_events, 0, 1 << 24); !s.ok()) return s;
   if (Status s = CheckRange("max_sequences", config.max_sequences, 1, 1 << 20); !s.ok()) return s;
   if (Status s = CheckRange("max_tokens_per_sequence", config.max_tokens_per_sequence, 1, 1 << 30);
       !s.ok()) {
@@ -160,20 +163,31 @@ Status CheckStored(const CacheConfig& config) {
 
 Status CheckLayout(const CacheConfig& config) {
   if (Status s = CheckRange("block_size", config.block_size, 1, 1 << 30); !s.ok()) return s;
-  if (config.order != Order::kNHD) return Unsupported("order HND is not built");
-  if (config.layout == Layout::kLayerMajor && config.block_size < config.max_tokens_per_sequence) {
-    return Unsupported("layout layer_major with block_size " + std::to_string(config.block_size) +
-                       " below max_tokens_per_sequence " +
-                       std::to_string(config.max_tokens_per_sequence) +
-                       ": only the contiguous case is built");
+  if (Status s = CheckRange("layout", static_cast<int>(config.layout), 0, 1); !s.ok()) return s;
+  return CheckRange("order", static_cast<int>(config.order), 0, 1);
+}
+
+// What the caller gives for a pool of so many bytes.
+Status CheckCallerMemory(const MemoryConfig& memory, std::int64_t pool_bytes) {
+  if (memory.caller_memory == nullptr) {
+    if (memory.caller_bytes == 0) return {};
+    return OutOfRange("memory.caller_bytes", memory.caller_bytes, "0 without caller_memory");
   }
-  return {};
+  if (memory.unlimited) {
+    return InvalidArgument("memory.caller_memory: not with unlimited, whose pool has no size");
+  }
+  if (reinterpret_cast<std::uintptr_t>(memory.caller_memory) % kPoolAlignment != 0) {
+    return InvalidArgument("memory.caller_memory: it must lie at a multiple of " +
+                           std::to_string(kPoolAlignment) + " bytes");
+  }
+  if (memory.caller_bytes >= pool_bytes) return {};
+  return OutOfRange("memory.caller_bytes", memory.caller_bytes,
+                    std::to_string(pool_bytes) + " and more, which the pool takes");
 }
 
 // Sets num_blocks and the pool's bytes.
 Status ResolveMemory(const CacheConfig& config, BackendKind kind, ResolvedConfig& resolved) {
   const MemoryConfig& memory = config.memory;
-  if (memory.caller_memory != nullptr) return Unsupported("memory.caller_memory is not built");
   if (memory.num_blocks < 0)
     return OutOfRange("memory.num_blocks", memory.num_blocks, "1 and more");
   if (memory.bytes < 0) return OutOfRange("memory.bytes", memory.bytes, "1 and more");
@@ -222,9 +236,6 @@ Status ResolveHost(const CacheConfig& config, ResolvedConfig& resolved) {
   if (config.memory.unlimited) {
     return Unsupported("host beside memory.unlimited: nothing would ever be evicted");
   }
-  if (config.layout == Layout::kLayerMajor) {
-    return Unsupported("host with layout layer_major: a host tier holds block_major blocks only");
-  }
   MemoryFootprint& footprint = resolved.footprint;
   const std::int64_t blocks =
       host.num_blocks > 0 ? host.num_blocks : host.bytes / footprint.bytes_per_block;
@@ -271,6 +282,12 @@ StepArraySizes SizeStepArrays(const CacheConfig& config, const ResolvedConfig& r
   // both tables.
   sizes.device_bytes = positions + choices + (sequences + 1) * 4 + sequences * 4 + 8 +
                        groups * (tokens * 8 + sequences * 4) + 2 * table;
+  if (config.reader_arrays) {
+    // Of each group its number of blocks, and two words per sequence.
+    sizes.upload_bytes += groups * (1 + 2 * sequences) * 4;
+    // Of each group kv_indptr, kv_indices and kv_start; last_page_len and batch_indices.
+    sizes.device_bytes += groups * (2 * sequences + 1) * 4 + table + sequences * 4 + tokens * 4;
+  }
   sizes.pinned_bytes =
       StepRing(config) * (sizes.upload_bytes + static_cast<std::int64_t>(sizeof(FaultRecord)));
   return sizes;
@@ -289,11 +306,14 @@ Result<ResolvedConfig> Resolve(const CacheConfig& config, BackendKind kind) {
   resolved.table_stride =
       (config.max_tokens_per_sequence + config.block_size - 1) / config.block_size;
   MemoryFootprint& footprint = resolved.footprint;
-  const storage::BlockLayout layout(resolved.layers, config.dtype, config.block_size,
-                                    Layout::kBlockMajor, 0);
+  // The pool's size does not matter yet.
+  const storage::BlockLayout layout(resolved.layers, config.dtype, config.block_size, config.layout,
+                                    config.order, 0);
   resolved.groups = layout.groups();
-  if (resolved.groups.size() > 1 && config.layout == Layout::kLayerMajor) {
-    return Unsupported("layout layer_major with layers of several kinds or windows: not built");
+  if (const int misfit = layout.misfit(); misfit >= 0) {
+    return Unsupported("layout layer_major with " + LayerName(static_cast<std::size_t>(misfit)) +
+                       "k_dim and v_dim: the group's planes have to fit one by one into those of "
+                       "the first group; use block_major");
   }
   footprint.bytes_per_token = layout.bytes_per_token();
   footprint.bytes_per_block = layout.bytes_per_block();
@@ -303,7 +323,12 @@ Result<ResolvedConfig> Resolve(const CacheConfig& config, BackendKind kind) {
   if (Status s = ResolveMemory(config, kind, resolved); !s.ok()) return s;
   if (Status s = ResolveHost(config, resolved); !s.ok()) return s;
   footprint.num_blocks = resolved.num_blocks;
+  const std::int64_t places = footprint.num_host_blocks;
+  footprint.event_log_bytes =
+      blocks::EventLog::Bytes(config.max_events, config.block_size,
+                              places == 0 ? resolved.num_blocks : 2 * resolved.num_blocks + places);
   footprint.pool_bytes = resolved.num_blocks * footprint.bytes_per_block;
+  if (Status s = CheckCallerMemory(config.memory, footprint.pool_bytes); !s.ok()) return s;
   for (std::size_t r = 0; r < config.ropes.size(); ++r) {
     const RopeSpec& rope = config.ropes[r];
     const bool two = RopeTableFor(rope, config.max_tokens_per_sequence) != 0;

@@ -21,7 +21,7 @@ struct ResolvedConfig {
   MemoryFootprint footprint;
 
   storage::BlockLayout MakeLayout(const CacheConfig& config) const {
-    return {layers, config.dtype, config.block_size, config.layout, num_blocks};
+    return {layers, config.dtype, config.block_size, config.layout, config.order, num_blocks};
   }
 };
 

@@ -45,6 +45,11 @@ TierStreams::~TierStreams() {
   for (const Event& event : free_events_) device_.DestroyEvent(event);
 }
 
+Status TierStreams::Synchronize() {
+  if (Status s = device_.Synchronize(down_); !s.ok()) return s;
+  return device_.Synchronize(up_);
+}
+
 // --- Down -------------------------------------------------------------------------------------
 
 Status TierStreams::StartBatch(const storage::BlockStorage& blocks,

@@ -23,7 +23,8 @@ class TierStreams {
   static Result<std::unique_ptr<TierStreams>> Create(Device device,
                                                      const storage::BlockLayout& layout,
                                                      std::int64_t num_places);
-  ~TierStreams();  // waits for the copies
+  ~TierStreams();        // waits for the copies
+  Status Synchronize();  // blocks the host until all copies that were started are done
   TierStreams(const TierStreams&) = delete;
   TierStreams& operator=(const TierStreams&) = delete;
 

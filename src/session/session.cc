@@ -194,6 +194,9 @@ Result<RequestId> Session::Add(Request request) {
     impl_->Finish(added, Outcome::kNeverFits);
   } else {
     impl_->queue.push_back(&added);
+    if (impl_->observer != nullptr) {
+      impl_->observer->OnPhase(id, added.request.tag, RequestPhase::kQueued, arrival);
+    }
   }
   return id;
 }

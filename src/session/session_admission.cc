@@ -145,6 +145,7 @@ Result<bool> Session::Impl::AdmitHead(RequestState& head, std::int64_t& availabl
 void Session::Impl::AddToRunning(RequestState& state) {
   const auto later = [](const RequestState* a, const RequestState* b) { return a->id < b->id; };
   running.insert(std::upper_bound(running.begin(), running.end(), &state, later), &state);
+  Enter(state, state.first().prefilling() ? RequestPhase::kPrefill : RequestPhase::kDecode);
 }
 
 // Opens the queue's head with all tokens that are known of it, or of its first beam.
@@ -236,6 +237,7 @@ Status Session::Impl::PreemptLast() {
   running.pop_back();
   queue.push_front(&victim);
   victim.result.preemptions += 1;
+  Enter(victim, RequestPhase::kPreempted);
   stats.preemptions += 1;
   return Status::Ok();
 }

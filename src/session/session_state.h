@@ -43,6 +43,7 @@ struct RequestState {
   bool first_token = false;  // ever
   bool ended = false;        // it has all its tokens
   bool swapped = false;      // its sequence is in host memory
+  RequestPhase phase = RequestPhase::kQueued;
   // Tokens of the prompt that were on the device when a fetch was started for it; -1: none was, or
   // its hit is counted.
   std::int64_t fetched_from = -1;
@@ -100,6 +101,11 @@ struct Session::Impl {
 
   Status CheckRequest(const Request& request) const;
   void Finish(RequestState& state, Outcome outcome);
+  void Enter(RequestState& state, RequestPhase phase) {
+    if (state.phase == phase) return;
+    state.phase = phase;
+    if (observer != nullptr) observer->OnPhase(state.id, state.request.tag, phase, now);
+  }
 
   // session_admission.cc
   Status BatchRunning();

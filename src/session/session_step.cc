@@ -184,9 +184,11 @@ Status Session::Impl::TakeOutput(const ExecutorOutput& output) {
     if (state.num_beams() > 1) {
       const Status taken = TakeBeams(state, output, i);
       if (!taken.ok()) return taken;
+      if (!state.ended) Enter(state, RequestPhase::kDecode);
       continue;
     }
     TakeTokens(state, executor_items[i], output, i);
+    if (!state.ended) Enter(state, RequestPhase::kDecode);
     if (observer != nullptr) observer->OnTokens(state.id, state.request.tag, 0, emitted);
   }
   return Status::Ok();

@@ -22,8 +22,11 @@ double Session::Impl::Seconds(const TransferWork& work) {
 // Puts a transfer that starts now onto its way of the link; returns when it is done.
 double Session::Impl::Book(std::int64_t blocks, bool to_device) {
   double& free_s = to_device ? up_free_s : down_free_s;
-  free_s = std::max(free_s, now) +
-           Seconds({.blocks = blocks, .bytes = blocks * bytes_per_block, .to_device = to_device});
+  const TransferWork work = {
+      .blocks = blocks, .bytes = blocks * bytes_per_block, .to_device = to_device};
+  const double begin = std::max(free_s, now);
+  free_s = begin + Seconds(work);
+  if (observer != nullptr) observer->OnTransfer(work, begin, free_s);
   return free_s;
 }
 

@@ -23,16 +23,22 @@ Status SimulatedModel::Run(const ExecutorStep& step, ExecutorOutput& output) {
     if (!appended.ok()) return appended;
   }
   StepWork work(cost_);
+  last_step_ = {.number = last_step_.number + 1,
+                .begin_s = step.now_s,
+                .tokens = step.step.num_tokens(),
+                .sequences = std::ssize(step.items)};
   spare_.resize(step.items.size() * SparePerItem());
   for (std::size_t i = 0; i < step.items.size(); ++i) {
     const ExecutorItem& item = step.items[i];
     work.Add(item.count, item.start + item.count, item.samples);
     work.logit_rows += item.drafts;  // each draft is compared with what its row puts out
+    last_step_.drafts += item.drafts;
     if (!item.samples) continue;
     Sample(item, i, output);
   }
   if (data_ != nullptr) data_->EndStep(step, output);
   output.seconds = StepSeconds(cost_, device_, work);
+  last_step_.end_s = step.now_s + output.seconds;
   return Status::Ok();
 }
 

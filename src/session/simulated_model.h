@@ -20,6 +20,7 @@ class SimulatedModel final : public Executor {
                  const ModelCost& cost, SimulatedData* data);
 
   Status Run(const ExecutorStep& step, ExecutorOutput& output) override;
+  const SimulatedStep& last_step() const { return last_step_; }
   double TransferSeconds(const TransferWork& work) override;
   // Against the steps that would compute the rows again, with nothing else in them.
   bool PrefersSwap(std::int64_t tokens, const TransferWork& work) override;
@@ -39,6 +40,7 @@ class SimulatedModel final : public Executor {
   const int num_drafts_;
   SimulatedData* const data_;
   std::vector<std::int64_t> generated_;
+  SimulatedStep last_step_;
   std::vector<TokenId> spare_;  // [items][SparePerItem()]
 };
 

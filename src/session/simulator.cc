@@ -24,9 +24,10 @@ using session::SimulatedModel;
 // Keeps the results, and has sequences checked before they are closed.
 class Recorder final : public SessionObserver {
  public:
-  // checked: null where nothing is to be compared.
-  Recorder(std::int64_t requests, const SimulatedModel& model, SimulatedData* checked)
-      : model_(model), checked_(checked) {
+  // checked: null where nothing is to be compared. observer: null where nobody watches.
+  Recorder(std::int64_t requests, const SimulatedModel& model, SimulatedData* checked,
+           SimulationObserver* observer)
+      : model_(model), checked_(checked), observer_(observer) {
     results_.reserve(static_cast<std::size_t>(requests));
   }
 
@@ -36,7 +37,16 @@ class Recorder final : public SessionObserver {
     const bool dropped = end.reason == SequenceEndReason::kDropped;
     return checked_->CheckSequence(end, model_.generated(end.tag) - (dropped ? 1 : 0));
   }
-  void OnDone(const RequestResult& result) override { results_.push_back(result); }
+  void OnPhase(RequestId, std::uint64_t tag, RequestPhase phase, double now_s) override {
+    if (observer_ != nullptr) observer_->OnPhase(static_cast<std::int64_t>(tag), phase, now_s);
+  }
+  void OnTransfer(const TransferWork& work, double begin_s, double end_s) override {
+    if (observer_ != nullptr) observer_->OnTransfer(work, begin_s, end_s);
+  }
+  void OnDone(const RequestResult& result) override {
+    results_.push_back(result);
+    if (observer_ != nullptr) observer_->OnDone(result);
+  }
 
   const std::vector<RequestResult>& results() const { return results_; }
   std::vector<RequestResult> TakeResults() { return std::move(results_); }
@@ -44,6 +54,7 @@ class Recorder final : public SessionObserver {
  private:
   const SimulatedModel& model_;
   SimulatedData* const checked_;
+  SimulationObserver* const observer_;
   std::vector<RequestResult> results_;
 };
 
@@ -99,6 +110,8 @@ CacheConfig MakeCacheConfig(const Trace& trace, const SimulatorConfig& config) {
   cache.backend = config.backend;
   cache.memory = config.memory;
   cache.block_size = config.block_size;
+  cache.layout = config.layout;
+  cache.order = config.order;
   // Without token identity no two prompts are alike, and looking for hits would only cost time.
   cache.reuse = trace.has_token_identity() ? config.reuse : Reuse::kNone;
   cache.host = config.host;
@@ -142,11 +155,13 @@ Request MakeRequest(const Trace& trace, const SimulatorConfig& config, std::int6
 
 // Sends the trace's requests and runs until all have ended. The clock starts at the first arrival.
 Status Replay(const Trace& trace, const SimulatorConfig& config, Session& session,
-              const Recorder& recorder) {
+              const KVCache& cache, const SimulatedModel& model, const Recorder& recorder) {
   const bool closed = config.concurrency > 0;
   Arrivals arrivals(trace, closed ? Arrivals::Order::kTrace : Arrivals::Order::kTime,
                     config.follow_turns);
   std::size_t told = 0;  // of the recorder's results
+  SimulatedStep step;    // the last one that the observer was told of
+  std::int64_t hits = 0;
   const auto tell_ends = [&] {
     for (; told < recorder.results().size(); ++told) {
       const RequestResult& result = recorder.results()[told];
@@ -177,6 +192,13 @@ Status Replay(const Trace& trace, const SimulatorConfig& config, Session& sessio
     }
     const Result<bool> ran = session.RunStep();
     if (!ran.ok()) return ran.status();
+    if (config.observer != nullptr && model.last_step().number > step.number) {
+      const std::int64_t before = hits;
+      hits = session.stats().hit_tokens;
+      step = model.last_step();
+      step.hit_tokens = hits - before;
+      config.observer->OnStep(step, cache.GetStats(), session.stats());
+    }
     tell_ends();
     if (config.progress) config.progress(std::ssize(recorder.results()), trace.size());
   }
@@ -278,7 +300,7 @@ Result<SimulationResult> Simulate(const Trace& trace, const SimulatorConfig& con
   }
 
   SimulatedModel model(trace, config, script, *cost, data.get());
-  Recorder recorder(trace.size(), model, config.check ? data.get() : nullptr);
+  Recorder recorder(trace.size(), model, config.check ? data.get() : nullptr, config.observer);
   Result<Session> session = Session::Create(*cache, model,
                                             {.max_batch = config.max_batch,
                                              .max_step_tokens = config.prefill_chunk,
@@ -287,7 +309,7 @@ Result<SimulationResult> Simulate(const Trace& trace, const SimulatorConfig& con
   if (!session.ok()) return session.status();
 
   const auto start = std::chrono::steady_clock::now();
-  const Status replayed = Replay(trace, config, *session, recorder);
+  const Status replayed = Replay(trace, config, *session, *cache, model, recorder);
   if (!replayed.ok()) return replayed;
   result.wall_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 

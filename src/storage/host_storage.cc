@@ -12,7 +12,7 @@ Result<HostStorage> HostStorage::Create(Device device, const BlockLayout& layout
   Result<DeviceBuffer> pages =
       device.Allocate(MemoryKind::kPinnedHost, static_cast<std::size_t>(page_bytes * num_pages));
   if (!pages.ok()) return pages.status();
-  return HostStorage(std::move(device), *std::move(pages), page_bytes, layout.ranges_per_block());
+  return HostStorage(std::move(device), *std::move(pages), page_bytes, layout.ranges().size());
 }
 
 Status HostStorage::Copy(const BlockStorage& blocks, std::span<const blocks::TierCopy> moves,

@@ -3,14 +3,15 @@
 #include "c_api/check.h"
 #include "lariat/dlpack.h"
 
-/* The sizes of version 1. A struct that grows keeps its old size as the least one that is taken
- * (kFirstSize in src/c_api/structs.h); one that shrinks or moves a field is another version. */
+/* The sizes of version 1; of structs that have grown, where their last field was. A struct that
+ * grows keeps its old size as the least one that is taken (kFirstSize in src/c_api/structs.h); one
+ * that shrinks or moves a field is another version. */
 _Static_assert(LARIAT_ABI_VERSION == 1, "the sizes below are those of version 1");
 _Static_assert(sizeof(lariat_layer) == 28, "lariat_layer");
 _Static_assert(sizeof(lariat_rope) == 152, "lariat_rope");
-_Static_assert(sizeof(lariat_cache_config) == 152, "lariat_cache_config");
-_Static_assert(sizeof(lariat_footprint) == 88, "lariat_footprint");
-_Static_assert(sizeof(lariat_stats) == 200, "lariat_stats");
+_Static_assert(offsetof(lariat_cache_config, host_clean_blocks) == 144, "lariat_cache_config");
+_Static_assert(offsetof(lariat_footprint, padding_bytes) == 80, "lariat_footprint");
+_Static_assert(offsetof(lariat_stats, host_evicted) == 192, "lariat_stats");
 _Static_assert(sizeof(lariat_poll_report) == 20, "lariat_poll_report");
 _Static_assert(sizeof(lariat_fault) == 32, "lariat_fault");
 _Static_assert(sizeof(lariat_transfer_report) == 16, "lariat_transfer_report");
@@ -18,6 +19,7 @@ _Static_assert(sizeof(lariat_retention) == 32, "lariat_retention");
 _Static_assert(sizeof(lariat_open_options) == 72, "lariat_open_options");
 _Static_assert(sizeof(lariat_prefix_match) == 40, "lariat_prefix_match");
 _Static_assert(sizeof(lariat_extent) == 40, "lariat_extent");
+_Static_assert(sizeof(lariat_event) == 80, "lariat_event");
 _Static_assert(sizeof(lariat_step_item) == 40, "lariat_step_item");
 _Static_assert(sizeof(lariat_step_shape) == 16, "lariat_step_shape");
 _Static_assert(sizeof(lariat_plan_failure) == 56, "lariat_plan_failure");
@@ -28,7 +30,7 @@ _Static_assert(sizeof(lariat_append_inputs) == 88, "lariat_append_inputs");
 _Static_assert(sizeof(lariat_mla_append_inputs) == 104, "lariat_mla_append_inputs");
 _Static_assert(sizeof(lariat_mla_expand_inputs) == 104, "lariat_mla_expand_inputs");
 _Static_assert(sizeof(lariat_mla_compress_inputs) == 136, "lariat_mla_compress_inputs");
-_Static_assert(sizeof(lariat_step_view) == 64, "lariat_step_view");
+_Static_assert(sizeof(lariat_step_view) == 104, "lariat_step_view");
 _Static_assert(sizeof(lariat_layer_view) == 136, "lariat_layer_view");
 /* DLPack's own, of 0.8 and 1.x. */
 _Static_assert(sizeof(DLTensor) == 48, "DLTensor");
@@ -52,6 +54,8 @@ static void NoCache(void) {
   NULL_CACHE(lariat_cache_stats(NULL, NULL));
   NULL_CACHE(lariat_cache_clear(NULL));
   NULL_CACHE(lariat_cache_poll(NULL, NULL));
+  NULL_CACHE(lariat_cache_drain_events(NULL, NULL, 0, NULL));
+  NULL_CACHE(lariat_cache_list_blocks(NULL, NULL, NULL, 0, NULL));
   NULL_CACHE(lariat_cache_fault(NULL, 0, NULL));
   NULL_CACHE(lariat_cache_finished_transfer(NULL, 0, NULL));
   NULL_CACHE(lariat_cache_match(NULL, NULL, 0, NULL, NULL));
@@ -91,6 +95,7 @@ static void NoCache(void) {
   NULL_CACHE(lariat_warmup_mla_expand(NULL, 0, NULL, NULL));
   NULL_CACHE(lariat_warmup_mla_compress(NULL, 0, NULL, NULL));
   NULL_CACHE(lariat_cache_view(NULL, 0, NULL));
+  NULL_CACHE(lariat_cache_host_view(NULL, 0, NULL));
   NULL_CACHE(lariat_cache_layer(NULL, 0, NULL));
   NULL_CACHE(lariat_cache_layer_tensor(NULL, 0, LARIAT_K, NULL));
   lariat_cache_destroy(NULL);
@@ -130,6 +135,7 @@ static void NoArgument(lariat_cache* cache, uint64_t sequence) {
   failure.sequences = &step;
   NULL_ARGUMENT("failure.blocks", lariat_step_plan(cache, NULL, 0, NULL, &failure, &step));
   NULL_ARGUMENT("view", lariat_cache_view(cache, 0, NULL));
+  NULL_ARGUMENT("view", lariat_cache_host_view(cache, 0, NULL));
   NULL_ARGUMENT("view", lariat_cache_layer(cache, 0, NULL));
   NULL_ARGUMENT("tensor", lariat_cache_layer_tensor(cache, 0, LARIAT_K, NULL));
   NULL_ARGUMENT("inputs", lariat_warmup_mla_append(cache, 0, NULL, NULL));
@@ -320,7 +326,10 @@ void TestConfig(void) {
   BAD("num_mrope_sections is 5", config.ropes = &rope);
   CHECK(cache == untouched);
 
-  good.order = LARIAT_ORDER_HND;
+  layer = good.layers[0];
+  layer.kind = LARIAT_LAYER_LINEAR;
+  good.layers = &layer;
+  good.num_layers = 1;
   ANSWERS(NULL, LARIAT_UNSUPPORTED, lariat_cache_create(&good, &cache));
   CHECK(cache == untouched);
   /* What is 0 has its default. */

@@ -59,6 +59,7 @@ void TestLife(void);
 void TestDrafts(void);
 void TestExhaustion(void);
 void TestKeeping(void);
+void TestEvents(void);
 void TestVersions(void);
 void TestNulls(void);
 void TestSizes(void);
@@ -68,5 +69,6 @@ void TestWindows(void);
 void TestTier(void);
 void TestLatents(void);
 void TestCompress(void);
+void TestReaders(void);
 
 #endif /* TESTS_C_API_CHECK_H_ */

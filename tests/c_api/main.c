@@ -12,7 +12,7 @@ static const struct {
     {"keeping", TestKeeping},   {"versions", TestVersions}, {"nulls", TestNulls},
     {"sizes", TestSizes},       {"config", TestConfig},     {"tensors", TestTensors},
     {"windows", TestWindows},   {"tier", TestTier},         {"latents", TestLatents},
-    {"compress", TestCompress},
+    {"compress", TestCompress}, {"readers", TestReaders},   {"events", TestEvents},
 };
 
 int main(int argc, char** argv) {

@@ -254,6 +254,11 @@ class CacheModel {
   // What differs from the cache's figures, or "".
   std::string CompareStats(const Stats& stats) const;
 
+  // What is cached: blocks of texts on the device, of the first group and beside it of sides, and
+  // places of texts in the host tier.
+  const std::map<IndexKey, int>& index() const { return index_; }
+  const std::map<std::pair<IndexKey, std::size_t>, int>& pages() const { return pages_; }
+  const std::map<IndexKey, int>& copies() const { return copies_; }
   const ModelConfig& config() const { return config_; }
   const std::map<SequenceId, ModelSequence>& sequences() const { return sequences_; }
   const std::vector<ModelStep>& steps() const { return steps_; }

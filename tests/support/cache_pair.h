@@ -38,7 +38,9 @@ class CachePair {
 
   reference::CacheModel& model() { return model_; }
   const reference::CacheModel& model() const { return model_; }
-  KVCache& cache() { return caches_[0]; }
+  KVCache& cache(int which = 0) { return caches_[which]; }
+  // After a call that changes what a snapshot shows, and nothing else.
+  void TakeSnapshot() { snapshot_ = caches_[0].Snapshot(); }
   const std::string& snapshot() const { return snapshot_; }
   bool planning() const { return model_.plan().has_value(); }
 

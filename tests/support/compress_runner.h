@@ -29,6 +29,7 @@ struct CompressOptions {
   bool stacked = false;           // k and v of a token one behind the other
   bool want_latent = true;
   MlaPath path = MlaPath::kAuto;
+  DependentLaunch dependent_launch = DependentLaunch::kOff;
 };
 
 template <class F>
@@ -221,6 +222,7 @@ CompressOutcome<F> RunCompress(Device device, const reference::MlaCompressCase<F
 
   MlaCompressParams p = ShapeOf(c, options.default_strides);
   p.path = options.path;
+  p.dependent_launch = options.dependent_launch;
   p.hidden = hidden.data();
   p.w_down = w_down.data();
   p.w_up_k = w_up_k.data();
@@ -238,7 +240,8 @@ CompressOutcome<F> RunCompress(Device device, const reference::MlaCompressCase<F
                      << c.k_dim << "," << c.v_dim << " in_out " << c.in_out << " pad " << pad << ","
                      << c.w_down.stride - c.w_down.columns << " offsets " << options.offset << ","
                      << options.weight_offset << " packed " << options.packed << " stacked "
-                     << options.stacked << " path " << static_cast<int>(options.path));
+                     << options.stacked << " path " << static_cast<int>(options.path) << " launch "
+                     << static_cast<int>(options.dependent_launch));
   if (options.packed) {
     const Status status = PackUpProjections(device, p, packed.data(), stream);
     INFO(status.ToString());

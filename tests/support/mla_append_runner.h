@@ -18,6 +18,7 @@ struct MlaAppendOptions {
   std::size_t offset = 0;        // elements by which every array is moved off its boundary
   bool default_strides = false;  // leave them 0 (the case must be contiguous)
   bool indirect_fault = false;
+  DependentLaunch dependent_launch = DependentLaunch::kAfterWait;
 };
 
 template <class Out>
@@ -101,6 +102,7 @@ MlaAppendOutcome<Out> RunMlaAppend(Device device, const reference::MlaAppendCase
   } else {
     p.fault = fault.data();
   }
+  p.dependent_launch = options.dependent_launch;
   const Status status = MlaAppend(device, p, Stream{});
   INFO(status.ToString());
   REQUIRE(status.ok());

@@ -25,6 +25,7 @@ struct Setting {
   EvictionPolicy eviction = EvictionPolicy::kLru;
   BackendKind backend = BackendKind::kNull;
   std::vector<reference::ModelSide> sides = {};  // groups besides full attention; no window: of MLA
+  std::int64_t max_events = 0;
 };
 
 // Random calls on a CachePair, each with what the model says it may answer. No call is REQUIREd to
@@ -60,6 +61,7 @@ class RandomCalls {
     return Rest();
   }
 
+  CachePair& pair() { return pair_; }
   void SetAttempts(CachePair::Attempts attempts) { pair_.SetAttempts(std::move(attempts)); }
 
   // Ends every step and sequence; all blocks are free or idle then.
@@ -87,6 +89,7 @@ class RandomCalls {
     config.reuse = setting.reuse;
     config.host = setting.host;
     config.eviction = setting.eviction;
+    config.max_events = setting.max_events;
     config.max_pinned_blocks = setting.blocks / 4;
     config.max_steps_in_flight = setting.steps_in_flight;
     config.max_sequences = setting.sequences;

@@ -71,6 +71,8 @@ CacheConfig RowWorld::Config(const WorldOptions& options) {
   config.memory.num_blocks = options.blocks;
   config.block_size = static_cast<int>(options.block_size);
   config.layout = options.layout;
+  config.order = options.order;
+  config.reader_arrays = options.reader_arrays;
   config.host = options.host;
   config.reuse = options.reuse;
   config.eviction = options.eviction;
@@ -239,7 +241,10 @@ void RowWorld::Read(const Expected& expected) {
   for (std::int64_t t = expected.tokens; t < expected.padded_tokens; ++t) {
     same("padding positions", t, view.positions[t], 0);
   }
-  for (int group = 0; group < groups_; ++group) ReadTables(expected, group);
+  for (int group = 0; group < groups_; ++group) {
+    ReadTables(expected, group);
+    if (options_.reader_arrays) ReadPages(expected, group);
+  }
   for (int layer = 0; layer < static_cast<int>(layers_.size()); ++layer) {
     ReadLayer(expected, layer);
   }
@@ -269,6 +274,42 @@ void RowWorld::ReadTables(const Expected& expected, int group) {
   }
   for (std::int64_t t = expected.tokens; t < expected.padded_tokens; ++t) {
     same("padding slots", t, view.slots[t], -1);
+  }
+}
+
+// The lists of blocks: from that of the first token that is attended to, to that of the last row.
+void RowWorld::ReadPages(const Expected& expected, int group) {
+  const StepView view = cache_->View(group);
+  const auto same = [&](const char* array, std::int64_t i, std::int64_t got, std::int64_t want) {
+    if (got != want) Wrong("group " + std::to_string(group) + ": " + Differs(array, i, got, want));
+  };
+  int layer = 0;
+  while (cache_->Layer(layer)->group != group) ++layer;
+  const std::int64_t block = options_.block_size;
+  std::int64_t pages = 0;
+  for (std::int64_t b = 0; b < expected.padded_sequences; ++b) {
+    same("kv_indptr", b, view.kv_indptr[b], pages);
+    if (b >= std::ssize(expected.entries)) {
+      same("padding kv_start", b, view.kv_start[b], 0);
+      same("padding last_page_len", b, view.last_page_len[b], 0);
+      continue;
+    }
+    const Expected::Entry& entry = expected.entries[b];
+    const std::int64_t first = FirstAttended(layers_[layer], entry.start) / block;
+    same("kv_start", b, view.kv_start[b], first * block);
+    std::int64_t j = first;
+    for (; j * block < entry.start + entry.count; ++j) {
+      same("kv_indices", pages, view.kv_indices[pages], entry.tables.at(group).at(j));
+      ++pages;
+    }
+    same("last_page_len", b, view.last_page_len[b], entry.start + entry.count - (j - 1) * block);
+    for (std::int64_t i = 0; i < entry.count; ++i) {
+      same("batch_indices", entry.first_row + i, view.batch_indices[entry.first_row + i], b);
+    }
+  }
+  same("kv_indptr", expected.padded_sequences, view.kv_indptr[expected.padded_sequences], pages);
+  for (std::int64_t t = expected.tokens; t < expected.padded_tokens; ++t) {
+    same("padding batch_indices", t, view.batch_indices[t], -1);
   }
 }
 

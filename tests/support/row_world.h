@@ -34,6 +34,8 @@ struct WorldOptions {
   std::int64_t max_tokens_per_sequence = 48;
   std::int64_t max_tokens_per_step = 64;
   Layout layout = Layout::kBlockMajor;
+  Order order = Order::kNHD;
+  bool reader_arrays = false;
   Reuse reuse = Reuse::kBlock;
   HostTier host = {};
   LayerKind kind = LayerKind::kFull;
@@ -160,6 +162,7 @@ class RowWorld {
   std::string Compare(const void* got, const WorldRow& row, int layer, int head, bool key);
   void Read(const Expected& expected);
   void ReadTables(const Expected& expected, int group);
+  void ReadPages(const Expected& expected, int group);
   void ReadLayer(const Expected& expected, int layer);
   void Wrong(const std::string& what);
 

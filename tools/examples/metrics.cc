@@ -90,7 +90,10 @@ Families ToPrometheus(const Stats& s) {
           {"lariat_onboarded_blocks_total", s.onboarded_blocks,
            "Blocks copied back from the host tier."},
           {"lariat_host_evicted_blocks_total", s.host_evicted,
-           "Cached blocks dropped from the host tier to make room."}});
+           "Cached blocks dropped from the host tier to make room."},
+          {"lariat_events_total", s.events, "Changes of the index that were logged."},
+          {"lariat_lost_events_total", s.lost_events,
+           "Of these, dropped from a full log before they were drained."}});
   return out;
 }
 

@@ -11,9 +11,21 @@ namespace {
 template <class In, class Out>
 class Appender {
  public:
-  explicit Appender(const AppendRopeParams& params) : p_(params) {}
+  explicit Appender(const AppendRopeParams& params)
+      : p_(params),
+        row_bytes_{RowBytes(params.k_dim, params.k_cache_head_stride),
+                   RowBytes(params.v_dim, params.v_cache_head_stride)},
+        ahead_(params.num_tokens * (row_bytes_[0] + row_bytes_[1]) >= kAheadBytes) {}
 
-  void Append(std::int64_t t) const {
+  LARIAT_INLINE void Run(std::int64_t first, std::int64_t last) const {
+    for (std::int64_t t = first; t < last; ++t) {
+      if (ahead_ && t + 1 < last) FetchRows(p_.slots[t + 1]);
+      Append(t);
+    }
+  }
+
+ private:
+  LARIAT_INLINE void Append(std::int64_t t) const {
     const std::int64_t slot = p_.slots[t];
     const bool turns = p_.rotary_dim > 0;
     // A token that stores nothing and has no q needs no position, so it is not looked at.
@@ -34,7 +46,28 @@ class Appender {
     }
   }
 
- private:
+  // Bytes of the cache's rows from which they do not stay in a core's own caches.
+  static constexpr std::int64_t kAheadBytes = std::int64_t{1} << 20;
+  static constexpr std::int64_t kLine = 64;
+
+  // Of a row whose heads lie side by side; 0: they do not.
+  std::int64_t RowBytes(int dim, std::int64_t head_stride) const {
+    return head_stride == dim ? std::int64_t{p_.kv_heads} * dim * std::int64_t{sizeof(Out)} : 0;
+  }
+
+  // Asks for the lines that the next token is stored to: blocks lie anywhere, so the processor does
+  // not guess them, and a store to a line that it does not have waits for it.
+  LARIAT_INLINE void FetchRows(std::int64_t slot) const {
+    if (slot < 0 || slot >= p_.num_slots) return;
+    const std::int64_t block = slot / p_.block_size, row = slot % p_.block_size;
+    const auto* k = reinterpret_cast<const char*>(
+        static_cast<const Out*>(p_.k_cache) + block * p_.k_block_stride + row * p_.k_row_stride);
+    const auto* v = reinterpret_cast<const char*>(
+        static_cast<const Out*>(p_.v_cache) + block * p_.v_block_stride + row * p_.v_row_stride);
+    for (std::int64_t at = 0; at < row_bytes_[0]; at += kLine) __builtin_prefetch(k + at, 1);
+    for (std::int64_t at = 0; at < row_bytes_[1]; at += kLine) __builtin_prefetch(v + at, 1);
+  }
+
   // Where a token's rows of cos and sin begin, one for each section.
   struct Rows {
     std::int64_t at[3] = {0, 0, 0};
@@ -58,7 +91,7 @@ class Appender {
     return p_.fault_indirect != nullptr ? *p_.fault_indirect : p_.fault;
   }
 
-  void Store(std::int64_t t, std::int64_t slot, const Rows& rows) const {
+  LARIAT_INLINE void Store(std::int64_t t, std::int64_t slot, const Rows& rows) const {
     const std::int64_t block = slot / p_.block_size;
     const std::int64_t row = slot % p_.block_size;
     const auto* k = static_cast<const In*>(p_.k) + t * p_.k_token_stride;
@@ -67,12 +100,17 @@ class Appender {
     auto* v_row = static_cast<Out*>(p_.v_cache) + block * p_.v_block_stride + row * p_.v_row_stride;
     for (std::int64_t head = 0; head < p_.kv_heads; ++head) {
       Turn(k + head * p_.k_head_stride, k_row + head * p_.k_cache_head_stride, rows, p_.rotary_dim);
+    }
+    if (p_.v_head_stride == p_.v_dim && p_.v_cache_head_stride == p_.v_dim) {  // in a row
+      return MoveElements(v, v_row, std::int64_t{p_.kv_heads} * p_.v_dim);
+    }
+    for (std::int64_t head = 0; head < p_.kv_heads; ++head) {
       MoveElements(v + head * p_.v_head_stride, v_row + head * p_.v_cache_head_stride, p_.v_dim);
     }
   }
 
   template <class To>
-  void Turn(const In* src, To* dst, const Rows& rows, int rotary_dim) const {
+  LARIAT_INLINE void Turn(const In* src, To* dst, const Rows& rows, int rotary_dim) const {
     if (rotary_dim > 0 && p_.position_sections == 1) {
       RotateHead(src, dst, p_.cos + rows.at[0], p_.sin + rows.at[0], rotary_dim, p_.style);
     } else if (rotary_dim > 0) {
@@ -88,14 +126,20 @@ class Appender {
   }
 
   const AppendRopeParams& p_;
+  const std::int64_t row_bytes_[2];  // of K and V in the cache
+  const bool ahead_;
 };
 
 }  // namespace
 
-void AppendRope(const AppendRopeParams& params) {
+void AppendRope(const AppendRopeParams& params, Crew& crew) {
+  const std::int64_t token_bytes = (std::int64_t{params.kv_heads} * (params.k_dim + params.v_dim) +
+                                    std::int64_t{params.q_heads} * params.k_dim) *
+                                   static_cast<std::int64_t>(SizeOf(params.in_dtype));
   WithAppendTypes(params.in_dtype, params.dtype, [&](auto in, auto out) {
     const Appender<typename decltype(in)::type, typename decltype(out)::type> appender(params);
-    for (std::int64_t t = 0; t < params.num_tokens; ++t) appender.Append(t);
+    crew.Share(params.num_tokens, GrainOf(token_bytes),
+               [&](std::int64_t first, std::int64_t last) { RunWide(appender, first, last); });
   });
 }
 

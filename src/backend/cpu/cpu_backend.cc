@@ -11,7 +11,11 @@
 #include <iterator>
 #include <map>
 #include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
 
+#include "backend/cpu/vector.h"
 #include "backend/scratch_pool.h"
 
 namespace lariat::cpu {
@@ -59,9 +63,18 @@ class Mappings {
 
 class CpuBackend final : public Backend {
  public:
+  explicit CpuBackend(std::unique_ptr<Crew> crew) : crew_(std::move(crew)) {}
   BackendKind kind() const override { return BackendKind::kCpu; }
   std::string name() const override { return "cpu"; }
   bool has_memory() const override { return true; }
+  int threads() const override { return crew_->threads(); }
+  std::vector<std::string> Tuning() const override {
+    return {std::string("rows by ")
+                .append(std::to_string(threads()))
+                .append(threads() == 1 ? " thread, "
+                                       : " threads where a call moves 128 KiB or more for each, ") +
+            std::string(WidthName(WidestVectors())).append(" vectors; products by CBLAS in fp32")};
+  }
 
   Result<void*> Allocate(MemoryKind, std::size_t bytes) override {
     void* memory = nullptr;
@@ -119,11 +132,11 @@ class CpuBackend final : public Backend {
   }
 
   Status RopeUpdate(const RopeUpdateParams& params, Stream) override {
-    cpu::RopeUpdate(params);
+    cpu::RopeUpdate(params, *crew_);
     return {};
   }
   Status AppendRope(const AppendRopeParams& params, Stream) override {
-    cpu::AppendRope(params);
+    cpu::AppendRope(params, *crew_);
     return {};
   }
   Status BuildStepTables(const StepTablesParams& params, Stream) override {
@@ -131,7 +144,7 @@ class CpuBackend final : public Backend {
     return {};
   }
 
-  Status Gemm(const GemmParams& params, Stream) override { return cpu::Gemm(params); }
+  Status Gemm(const GemmParams& params, Stream) override { return cpu::Gemm(params, *crew_); }
   Status WarmupGemm(const GemmParams&, Stream) override { return {}; }
   std::int64_t GemmWorkspaceBytes() const override { return 0; }
   Result<void*> Scratch(ScratchUse use, std::size_t bytes, Stream) override {
@@ -144,21 +157,26 @@ class CpuBackend final : public Backend {
     return Unsupported("path = kFused: the cpu backend has kGemm only");
   }
   Status MlaAppendRows(const MlaAppendParams& params, Stream) override {
-    cpu::MlaAppendRows(params);
+    cpu::MlaAppendRows(params, *crew_);
     return {};
   }
   Status MlaGather(const MlaGatherParams& params, Stream) override {
-    cpu::MlaGather(params);
+    cpu::MlaGather(params, *crew_);
     return {};
   }
 
  private:
+  std::unique_ptr<Crew> crew_;
   Mappings mappings_;
   ScratchPool scratch_{*this};  // after what its buffers come from
 };
 
 }  // namespace
 
-std::shared_ptr<Backend> MakeCpuBackend() { return std::make_shared<CpuBackend>(); }
+Result<std::shared_ptr<Backend>> MakeCpuBackend(int threads) {
+  Result<std::unique_ptr<Crew>> crew = Crew::Create(threads);
+  if (!crew.ok()) return crew.status();
+  return std::shared_ptr<Backend>(std::make_shared<CpuBackend>(*std::move(crew)));
+}
 
 }  // namespace lariat::cpu

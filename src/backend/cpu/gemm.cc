@@ -9,6 +9,7 @@
 #include <new>
 
 #include "backend/cpu/cpu_backend.h"
+#include "backend/cpu/vector.h"
 #include "backend/dispatch.h"
 
 namespace lariat::cpu {
@@ -31,14 +32,41 @@ void Multiply(WeightLayout layout, std::int64_t rows, std::int64_t columns, std:
               add ? 1.0F : 0.0F, c, narrow(c_stride));
 }
 
-// [rows, columns] to contiguous fp32.
+// Rows [first, last) of a matrix to contiguous fp32.
 template <class T>
-void Widen(const T* from, std::int64_t rows, std::int64_t columns, std::int64_t stride, float* to) {
-  for (std::int64_t r = 0; r < rows; ++r) {
-    for (std::int64_t i = 0; i < columns; ++i) {
-      to[r * columns + i] = Element<T>::Load(from[r * stride + i]);
+struct Widener {
+  const T* from;
+  std::int64_t columns, stride;
+  float* to;
+  LARIAT_INLINE void Run(std::int64_t first, std::int64_t last) const {
+    for (std::int64_t r = first; r < last; ++r) {
+      for (std::int64_t i = 0; i < columns; ++i) {
+        to[r * columns + i] = Element<T>::Load(from[r * stride + i]);
+      }
     }
   }
+};
+
+// The way back, rounded.
+template <class T>
+struct Narrower {
+  const float* from;
+  std::int64_t columns;
+  T* to;
+  std::int64_t stride;
+  LARIAT_INLINE void Run(std::int64_t first, std::int64_t last) const {
+    for (std::int64_t r = first; r < last; ++r) {
+      for (std::int64_t i = 0; i < columns; ++i) {
+        to[r * stride + i] = Element<T>::Store(from[r * columns + i]);
+      }
+    }
+  }
+};
+
+template <class Body>
+void ShareRows(Crew& crew, std::int64_t rows, const Body& body) {
+  crew.Share(rows, GrainOf(body.columns * std::int64_t{sizeof(float)}),
+             [&](std::int64_t first, std::int64_t last) { RunWide(body, first, last); });
 }
 
 // One tile of each matrix, in fp32. Made once for each thread, so that a steady call allocates
@@ -52,28 +80,24 @@ struct Tiles {
 // Rows [row, row + rows) and columns [column, column + columns) of one product.
 template <class T>
 void MultiplyTile(const GemmParams& p, const T* w, T* c, std::int64_t row, std::int64_t rows,
-                  std::int64_t column, std::int64_t columns, Tiles& tiles) {
+                  std::int64_t column, std::int64_t columns, Tiles& tiles, Crew& crew) {
   const bool out_in = p.layout == WeightLayout::kOutIn;
   for (std::int64_t first = 0; first < p.inner; first += kTileInner) {
     const std::int64_t inner = std::min(kTileInner, p.inner - first);
     const std::int64_t w_rows = out_in ? columns : inner;
     const std::int64_t w_columns = out_in ? inner : columns;
     const std::int64_t w_at = out_in ? column * p.w_stride + first : first * p.w_stride + column;
-    Widen(static_cast<const T*>(p.a) + row * p.a_stride + first, rows, inner, p.a_stride, tiles.a);
-    Widen(w + w_at, w_rows, w_columns, p.w_stride, tiles.w);
+    const T* const a = static_cast<const T*>(p.a) + row * p.a_stride + first;
+    ShareRows(crew, rows, Widener<T>{a, inner, p.a_stride, tiles.a});
+    ShareRows(crew, w_rows, Widener<T>{w + w_at, w_columns, p.w_stride, tiles.w});
     Multiply(p.layout, rows, columns, inner, tiles.a, inner, tiles.w, w_columns, first > 0, tiles.c,
              columns);
   }
-  for (std::int64_t r = 0; r < rows; ++r) {
-    T* const out = c + (row + r) * p.c_stride + column;
-    for (std::int64_t i = 0; i < columns; ++i) {
-      out[i] = Element<T>::Store(tiles.c[r * columns + i]);
-    }
-  }
+  ShareRows(crew, rows, Narrower<T>{tiles.c, columns, c + row * p.c_stride + column, p.c_stride});
 }
 
 template <class T>
-Status MultiplyNarrow(const GemmParams& p) {
+Status MultiplyNarrow(const GemmParams& p, Crew& crew) {
   thread_local std::unique_ptr<Tiles> tiles;
   if (tiles == nullptr) tiles.reset(new (std::nothrow) Tiles);
   if (tiles == nullptr) {
@@ -83,10 +107,14 @@ Status MultiplyNarrow(const GemmParams& p) {
   for (std::int64_t m = 0; m < p.batch; ++m) {
     const T* const w = static_cast<const T*>(p.w) + m * p.w_batch_stride;
     T* const c = static_cast<T*>(p.c) + m * p.c_batch_stride;
-    for (std::int64_t column = 0; column < p.columns; column += kTileColumns) {
-      const std::int64_t columns = std::min(kTileColumns, p.columns - column);
+    // As few tiles as there must be, of about the same width.
+    const std::int64_t tile_count = (p.columns + kTileColumns - 1) / kTileColumns;
+    const std::int64_t width = (p.columns + tile_count - 1) / tile_count;
+    for (std::int64_t column = 0; column < p.columns; column += width) {
+      const std::int64_t columns = std::min(width, p.columns - column);
       for (std::int64_t row = 0; row < p.rows; row += kTileRows) {
-        MultiplyTile(p, w, c, row, std::min(kTileRows, p.rows - row), column, columns, *tiles);
+        MultiplyTile(p, w, c, row, std::min(kTileRows, p.rows - row), column, columns, *tiles,
+                     crew);
       }
     }
   }
@@ -95,9 +123,9 @@ Status MultiplyNarrow(const GemmParams& p) {
 
 }  // namespace
 
-Status Gemm(const GemmParams& p) {
-  if (p.dtype == DType::kBF16) return MultiplyNarrow<Bf16>(p);
-  if (p.dtype == DType::kFP16) return MultiplyNarrow<Fp16>(p);
+Status Gemm(const GemmParams& p, Crew& crew) {
+  if (p.dtype == DType::kBF16) return MultiplyNarrow<Bf16>(p, crew);
+  if (p.dtype == DType::kFP16) return MultiplyNarrow<Fp16>(p, crew);
   for (std::int64_t m = 0; m < p.batch; ++m) {
     Multiply(p.layout, p.rows, p.columns, p.inner, static_cast<const float*>(p.a), p.a_stride,
              static_cast<const float*>(p.w) + m * p.w_batch_stride, p.w_stride, false,

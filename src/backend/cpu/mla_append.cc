@@ -13,11 +13,25 @@ constexpr int kChunk = 8;
 constexpr int kLanes = 32;
 
 // The sum of squares in the order of docs/numerics.md: chunks of 8, dealt out to 32 lanes, which
-// are then added up in halves.
+// are then added up in halves. A round is one chunk of each lane, whose sums do not depend on one
+// another.
 template <class In>
-float SumOfSquares(const In* x, int count) {
+LARIAT_INLINE float SumOfSquares(const In* x, int count) {
+  constexpr int kRound = kChunk * kLanes;
   float lanes[kLanes] = {};
-  for (int first = 0; first < count; first += kChunk) {
+  int first = 0;
+  for (; first + kRound <= count; first += kRound) {
+    float squares[kRound], sums[kLanes] = {};
+    for (int i = 0; i < kRound; ++i) {
+      const float value = Element<In>::Load(x[first + i]);
+      squares[i] = value * value;
+    }
+    for (int i = 0; i < kChunk; ++i) {
+      for (int l = 0; l < kLanes; ++l) sums[l] += squares[l * kChunk + i];
+    }
+    for (int l = 0; l < kLanes; ++l) lanes[l] += sums[l];
+  }
+  for (; first < count; first += kChunk) {
     const int end = std::min(first + kChunk, count);
     float sum = 0;
     for (int i = first; i < end; ++i) {
@@ -38,7 +52,12 @@ class MlaAppender {
  public:
   explicit MlaAppender(const MlaAppendParams& params) : p_(params) {}
 
-  void Append(std::int64_t t) const {
+  LARIAT_INLINE void Run(std::int64_t first, std::int64_t last) const {
+    for (std::int64_t t = first; t < last; ++t) Append(t);
+  }
+
+ private:
+  LARIAT_INLINE void Append(std::int64_t t) const {
     const std::int64_t slot = p_.slots[t];
     if (slot < 0) return;  // not even its position is looked at
     if (slot >= p_.num_slots) return RecordFault(Record(), FaultKind::kSlot, t, slot);
@@ -56,12 +75,11 @@ class MlaAppender {
     StoreKey(static_cast<const In*>(p_.k_pe) + t * p_.k_pe_stride, row + p_.rank, table_row);
   }
 
- private:
   FaultRecord* Record() const {
     return p_.fault_indirect != nullptr ? *p_.fault_indirect : p_.fault;
   }
 
-  void StoreLatent(const In* x, Out* to) const {
+  LARIAT_INLINE void StoreLatent(const In* x, Out* to) const {
     const In* const weight = static_cast<const In*>(p_.norm_weight);
     if (weight == nullptr) return MoveElements(x, to, p_.rank);
     const float mean = SumOfSquares(x, p_.rank) / static_cast<float>(p_.rank);
@@ -71,7 +89,7 @@ class MlaAppender {
     }
   }
 
-  void StoreKey(const In* x, Out* to, std::int64_t table_row) const {
+  LARIAT_INLINE void StoreKey(const In* x, Out* to, std::int64_t table_row) const {
     if (p_.rotary_dim > 0) {
       RotateHead(x, to, p_.cos + table_row, p_.sin + table_row, p_.rotary_dim, p_.style);
     }
@@ -83,10 +101,13 @@ class MlaAppender {
 
 }  // namespace
 
-void MlaAppendRows(const MlaAppendParams& params) {
+void MlaAppendRows(const MlaAppendParams& params, Crew& crew) {
+  const std::int64_t token_bytes = (std::int64_t{params.rank} + params.rope_dim) *
+                                   static_cast<std::int64_t>(SizeOf(params.in_dtype));
   WithAppendTypes(params.in_dtype, params.dtype, [&](auto in, auto out) {
     const MlaAppender<typename decltype(in)::type, typename decltype(out)::type> appender(params);
-    for (std::int64_t t = 0; t < params.num_tokens; ++t) appender.Append(t);
+    crew.Share(params.num_tokens, GrainOf(token_bytes),
+               [&](std::int64_t first, std::int64_t last) { RunWide(appender, first, last); });
   });
 }
 

@@ -78,9 +78,14 @@ class Gatherer {
 
 }  // namespace
 
-void MlaGather(const MlaGatherParams& params) {
+void MlaGather(const MlaGatherParams& params, Crew& crew) {
   const Gatherer gatherer(params);
-  for (std::int64_t t = 0; t < params.expand.num_tokens; ++t) gatherer.Gather(t);
+  const MlaExpandParams& p = params.expand;
+  const std::int64_t token_bytes = (std::int64_t{p.rank} + std::int64_t{p.heads} * p.rope_dim) *
+                                   static_cast<std::int64_t>(SizeOf(p.dtype));
+  crew.Share(p.num_tokens, GrainOf(token_bytes), [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t t = first; t < last; ++t) gatherer.Gather(t);
+  });
 }
 
 }  // namespace lariat::cpu

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <array>
 
 #include "backend/cpu/cpu_backend.h"
@@ -26,8 +27,9 @@ void FindWinners(const RopeUpdateParams& p, std::int64_t b, std::int64_t first, 
   }
 }
 
+// Rows [first, first + kRun) of one batch entry.
 template <class T, class Table>
-void Run(const RopeUpdateParams& p) {
+LARIAT_INLINE void CopyRun(const RopeUpdateParams& p, std::int64_t b, std::int64_t first) {
   const std::int64_t row = std::int64_t{p.heads} * p.head_dim;
   const auto* k_new = static_cast<const T*>(p.k_new);
   const auto* v_new = static_cast<const T*>(p.v_new);
@@ -40,37 +42,55 @@ void Run(const RopeUpdateParams& p) {
   const std::int64_t pairs = p.rotary_dim / 2;
 
   Winners winners;
-  for (std::int64_t b = 0; b < p.batch; ++b) {
-    for (std::int64_t l = 0; l < p.cache_len; ++l) {
-      if (l % kRun == 0) FindWinners(p, b, l, winners);
-      const std::int64_t to = (b * p.cache_len + l) * row;
-      const std::int64_t t = winners[static_cast<std::size_t>(l % kRun)];
-      if (t < 0) {
-        MoveElements(cache_k + to, out_k + to, row);
-        MoveElements(cache_v + to, out_v + to, row);
-        continue;
-      }
-      const std::int64_t from = (b * p.new_tokens + t) * row;
-      MoveElements(v_new + from, out_v + to, row);
-      for (std::int64_t head = 0; head < row; head += p.head_dim) {
-        const T* src = k_new + from + head;
-        T* dst = out_k + to + head;
-        RotateHead(src, dst, cos + l * pairs, sin + l * pairs, p.rotary_dim, p.style);
-        MoveElements(src + p.rotary_dim, dst + p.rotary_dim, p.head_dim - p.rotary_dim);
-      }
+  FindWinners(p, b, first, winners);
+  for (std::int64_t l = first; l < std::min(first + kRun, p.cache_len); ++l) {
+    const std::int64_t to = (b * p.cache_len + l) * row;
+    const std::int64_t t = winners[static_cast<std::size_t>(l - first)];
+    if (t < 0) {
+      MoveElements(cache_k + to, out_k + to, row);
+      MoveElements(cache_v + to, out_v + to, row);
+      continue;
+    }
+    const std::int64_t from = (b * p.new_tokens + t) * row;
+    MoveElements(v_new + from, out_v + to, row);
+    for (std::int64_t head = 0; head < row; head += p.head_dim) {
+      const T* src = k_new + from + head;
+      T* dst = out_k + to + head;
+      RotateHead(src, dst, cos + l * pairs, sin + l * pairs, p.rotary_dim, p.style);
+      MoveElements(src + p.rotary_dim, dst + p.rotary_dim, p.head_dim - p.rotary_dim);
     }
   }
 }
 
+// Runs [first, last) of all entries.
+template <class T, class Table>
+struct Copier {
+  const RopeUpdateParams& p;
+  std::int64_t runs;  // of one entry
+  LARIAT_INLINE void Run(std::int64_t first, std::int64_t last) const {
+    for (std::int64_t i = first; i < last; ++i) CopyRun<T, Table>(p, i / runs, i % runs * kRun);
+  }
+};
+
+template <class T, class Table>
+void Run(const RopeUpdateParams& p, Crew& crew) {
+  const std::int64_t runs = (p.cache_len + kRun - 1) / kRun;
+  const std::int64_t run_bytes =
+      std::min(kRun, p.cache_len) * p.heads * p.head_dim * 2 * static_cast<std::int64_t>(sizeof(T));
+  crew.Share(p.batch * runs, GrainOf(run_bytes), [&](std::int64_t first, std::int64_t last) {
+    RunWide(Copier<T, Table>{p, runs}, first, last);
+  });
+}
+
 }  // namespace
 
-void RopeUpdate(const RopeUpdateParams& params) {
+void RopeUpdate(const RopeUpdateParams& params, Crew& crew) {
   WithType(params.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     if (params.table_dtype == params.dtype) {
-      Run<T, T>(params);
+      Run<T, T>(params, crew);
     } else {
-      Run<T, float>(params);
+      Run<T, float>(params, crew);
     }
   });
 }

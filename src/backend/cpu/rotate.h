@@ -2,8 +2,10 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#include <mutex>
 #include <type_traits>
 
+#include "backend/cpu/vector.h"
 #include "base/float16.h"
 #include "lariat/ops.h"
 
@@ -14,15 +16,15 @@ struct PairPlaces {
   int step;
   int partner;
 };
-inline PairPlaces PlacesOf(bool half, int pairs) {
+LARIAT_INLINE PairPlaces PlacesOf(bool half, int pairs) {
   return half ? PairPlaces{1, pairs} : PairPlaces{2, 1};
 }
 
 // Turns pair i of one head. Compiled with -ffp-contract=off: each product and sum rounds on its
 // own.
 template <class In, class Out>
-void RotatePair(const In* src, PairPlaces from, Out* dst, PairPlaces to, int i,
-                typename Element<In>::Real c, typename Element<In>::Real s) {
+LARIAT_INLINE void RotatePair(const In* src, PairPlaces from, Out* dst, PairPlaces to, int i,
+                              typename Element<In>::Real c, typename Element<In>::Real s) {
   using Real = typename Element<In>::Real;
   const Real x = Element<In>::Load(src[i * from.step]);
   const Real y = Element<In>::Load(src[i * from.step + from.partner]);
@@ -30,23 +32,67 @@ void RotatePair(const In* src, PairPlaces from, Out* dst, PairPlaces to, int i,
   dst[i * to.step + to.partner] = Element<Out>::Store(x * s + y * c);
 }
 
+// Pairs that are loaded, turned and stored at once: a few vectors of the widest kind.
+inline constexpr int kTile = 32;
+
+// The same for pairs [0, kTile) of the addresses given, all loads before the first store. Elements
+// are loaded and stored in rows and change places as numbers, which is what makes vectors of all
+// loops; arrays of its own cannot overlap anything.
+template <bool kHalfIn, bool kHalfOut, class In, class Out, class Table>
+LARIAT_INLINE void RotateTile(const In* src, int src_partner, Out* dst, int dst_partner,
+                              const Table* cos, const Table* sin) {
+  using Real = typename Element<In>::Real;
+  Real in[2 * kTile], out[2 * kTile], c[kTile], s[kTile];
+  for (int i = 0; i < kTile; ++i) in[i] = Element<In>::Load(src[i]);
+  const In* const rest = src + (kHalfIn ? src_partner : kTile);
+  for (int i = 0; i < kTile; ++i) in[kTile + i] = Element<In>::Load(rest[i]);
+  for (int i = 0; i < kTile; ++i) c[i] = Element<Table>::Load(cos[i]);
+  for (int i = 0; i < kTile; ++i) s[i] = Element<Table>::Load(sin[i]);
+  for (int i = 0; i < kTile; ++i) {
+    const Real x = in[kHalfIn ? i : 2 * i];
+    const Real y = in[kHalfIn ? kTile + i : 2 * i + 1];
+    out[kHalfOut ? i : 2 * i] = x * c[i] - y * s[i];
+    out[kHalfOut ? kTile + i : 2 * i + 1] = x * s[i] + y * c[i];
+  }
+  Out stored[2 * kTile];
+  for (int i = 0; i < 2 * kTile; ++i) stored[i] = Element<Out>::Store(out[i]);
+  std::memcpy(dst, stored, sizeof(stored) / 2);
+  std::memcpy(dst + (kHalfOut ? dst_partner : kTile), stored + kTile, sizeof(stored) / 2);
+}
+
+template <bool kHalfIn, bool kHalfOut, class In, class Out, class Table>
+LARIAT_INLINE void RotatePairs(const In* src, Out* dst, const Table* cos, const Table* sin,
+                               int pairs) {
+  int i = 0;
+  for (; i + kTile <= pairs; i += kTile) {
+    RotateTile<kHalfIn, kHalfOut>(src + (kHalfIn ? i : 2 * i), pairs, dst + (kHalfOut ? i : 2 * i),
+                                  pairs, cos + i, sin + i);
+  }
+  for (; i < pairs; ++i) {
+    RotatePair(src, PlacesOf(kHalfIn, pairs), dst, PlacesOf(kHalfOut, pairs), i,
+               Element<Table>::Load(cos[i]), Element<Table>::Load(sin[i]));
+  }
+}
+
 // Turns the pairs of one head: dst[0, rotary_dim) from src; the rest is not touched.
 //   cos, sin: [rotary_dim / 2]
 // dst may be src, but for kInterleavedToHalf.
 template <class In, class Out, class Table>
-void RotateHead(const In* src, Out* dst, const Table* cos, const Table* sin, int rotary_dim,
-                RopeStyle style) {
+LARIAT_INLINE void RotateHead(const In* src, Out* dst, const Table* cos, const Table* sin,
+                              int rotary_dim, RopeStyle style) {
   const int pairs = rotary_dim / 2;
-  const PairPlaces from = PlacesOf(style == RopeStyle::kHalf, pairs);
-  const PairPlaces to = PlacesOf(style != RopeStyle::kInterleaved, pairs);
-  for (int i = 0; i < pairs; ++i) {
-    RotatePair(src, from, dst, to, i, Element<Table>::Load(cos[i]), Element<Table>::Load(sin[i]));
+  if (style == RopeStyle::kHalf) {
+    RotatePairs<true, true>(src, dst, cos, sin, pairs);
+  } else if (style == RopeStyle::kInterleaved) {
+    RotatePairs<false, false>(src, dst, cos, sin, pairs);
+  } else {
+    RotatePairs<false, true>(src, dst, cos, sin, pairs);
   }
 }
 
 // Moves elements: bytes as they are where the type stays, else converted.
 template <class In, class Out>
-void MoveElements(const In* src, Out* dst, std::int64_t count) {
+LARIAT_INLINE void MoveElements(const In* src, Out* dst, std::int64_t count) {
   if (count <= 0) return;
   if constexpr (std::is_same_v<In, Out>) {
     if (dst != src) std::memcpy(dst, src, static_cast<std::size_t>(count) * sizeof(In));
@@ -56,10 +102,13 @@ void MoveElements(const In* src, Out* dst, std::int64_t count) {
   }
 }
 
-// Keeps the smallest token index; of one token's faults a slot comes before a position.
+// Keeps the smallest token index; of one token's faults a slot comes before a position. So the
+// threads of a crew may come in any order.
 inline void RecordFault(FaultRecord* record, FaultKind kind, std::int64_t token,
                         std::int64_t value) {
   if (record == nullptr) return;
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
   const bool worse = record->kind == FaultKind::kNone || token < record->token ||
                      (token == record->token && kind < record->kind);
   if (!worse) return;

@@ -54,6 +54,33 @@ void WriteTable(const StepTablesParams& p, const GroupArrays& arrays, std::int64
   arrays.filled[b] = used;
 }
 
+// The arrays of a reader that takes a list of blocks.
+void ListPages(const StepTablesParams& p, const GroupArrays& arrays, const StepEntry* entries,
+               const std::int32_t* words) {
+  const StepHeader& header = p.header;
+  std::int32_t* indptr = p.kv_indptr + arrays.group * p.indptr_group_stride;
+  std::int32_t* start = p.kv_start + arrays.group * p.filled_group_stride;
+  std::int32_t* indices = p.kv_indices + arrays.group * p.table_group_stride;
+  for (std::int64_t b = 0; b < header.num_sequences; ++b) {
+    const std::int32_t* begin_first = words + entries[b].page_word + 2 * arrays.group;
+    const std::int32_t first = begin_first[1];
+    const std::int32_t length = entries[b].start + entries[b].count;
+    const std::int32_t last = (length - 1) / p.block_size;
+    std::copy_n(arrays.block_table + b * p.table_stride + first, last - first + 1,
+                indices + begin_first[0]);
+    indptr[b] = begin_first[0];
+    start[b] = first * p.block_size;
+    p.last_page_len[b] = length - last * p.block_size;
+    std::fill_n(p.batch_indices + entries[b].first_row, entries[b].count,
+                static_cast<std::int32_t>(b));
+  }
+  std::fill(indptr + header.num_sequences, indptr + header.padded_sequences + 1,
+            words[arrays.group]);
+  std::fill(start + header.num_sequences, start + header.padded_sequences, 0);
+  std::fill(p.last_page_len + header.num_sequences, p.last_page_len + header.padded_sequences, 0);
+  std::fill(p.batch_indices + header.num_tokens, p.batch_indices + header.padded_tokens, -1);
+}
+
 // What a group has for itself: slots and tables.
 void BuildGroup(const StepTablesParams& p, const GroupArrays& arrays, const StepEntry* entries,
                 const std::int32_t* words) {
@@ -80,7 +107,9 @@ void BuildStepTables(const StepTablesParams& p) {
   const auto* words = reinterpret_cast<const std::int32_t*>(entries + header.padded_sequences);
 
   for (int group = 0; group < p.groups; ++group) {
-    BuildGroup(p, GroupArrays(p, group), entries, words);
+    const GroupArrays arrays(p, group);
+    BuildGroup(p, arrays, entries, words);
+    if (p.kv_indptr != nullptr) ListPages(p, arrays, entries, words);
   }
   for (std::int64_t b = 0; b < header.padded_sequences; ++b) {
     if (b >= header.num_sequences) {

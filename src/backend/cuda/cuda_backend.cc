@@ -5,6 +5,7 @@
 #include "backend/cuda/error.h"
 #include "backend/cuda/ops.h"
 #include "backend/cuda/products.h"
+#include "backend/device_range.h"
 #include "backend/scratch_pool.h"
 #include "base/guarded.h"
 
@@ -50,6 +51,7 @@ class CudaBackend final : public Backend {
   BackendKind kind() const override { return BackendKind::kCuda; }
   std::string name() const override { return name_; }
   bool has_memory() const override { return true; }
+  std::vector<std::string> Tuning() const override { return products_.Describe(); }
 
   Result<void*> Allocate(MemoryKind kind, std::size_t bytes) override {
     void* memory = nullptr;
@@ -121,6 +123,7 @@ class CudaBackend final : public Backend {
   }
 
   Status Copy(std::span<const BlockCopy> copies, Stream stream) override {
+    const DeviceRange range("copy");
     return Call("copy", [&] { return CopyRanges(copies, Handle(stream)); });
   }
   Status Fill(void* dst, std::uint8_t value, std::size_t bytes, Stream stream) override {
@@ -129,16 +132,22 @@ class CudaBackend final : public Backend {
   }
 
   Status RopeUpdate(const RopeUpdateParams& params, Stream stream) override {
+    const DeviceRange range("rope_update");
     return Call("RopeUpdate", [&] { return cuda::RopeUpdate(ForDevice(params), Handle(stream)); });
   }
   Status AppendRope(const AppendRopeParams& params, Stream stream) override {
+    const DeviceRange range("append_rope");
     return Call("AppendRope", [&] { return cuda::AppendRope(ForDevice(params), Handle(stream)); });
   }
   Status BuildStepTables(const StepTablesParams& params, Stream stream) override {
+    const DeviceRange range("step_tables");
     return Call("BuildStepTables", [&] { return cuda::BuildStepTables(params, Handle(stream)); });
   }
 
   Status Gemm(const GemmParams& params, Stream stream) override {
+    if (IsSkinny(params)) {
+      return Call("product", [&] { return cuda::SkinnyProduct(params, Handle(stream)); });
+    }
     const Result<void*> workspace = Workspace(kProducts, Products::kWorkspaceBytes, stream);
     if (!workspace.ok()) return workspace.status();
     // An algorithm's first use may load its code, which a capture does not allow.
@@ -147,6 +156,7 @@ class CudaBackend final : public Backend {
     }
     const CurrentDevice current(ordinal_);
     if (Status s = ToStatus(current.error(), "cudaSetDevice"); !s.ok()) return s;
+    const DeviceRange range("gemm");
     return Guarded([&] { return products_.Run(params, *workspace, Handle(stream)); });
   }
   Status WarmupGemm(const GemmParams& params, Stream stream) override {
@@ -172,12 +182,15 @@ class CudaBackend final : public Backend {
     return cuda::FusedIsFaster(params);
   }
   Status MlaCompressFused(const MlaCompressParams& params, Stream stream) override {
+    const DeviceRange range("mla_compress");
     return Call("MlaCompress", [&] { return cuda::MlaCompressFused(params, Handle(stream)); });
   }
   Status MlaAppendRows(const MlaAppendParams& params, Stream stream) override {
+    const DeviceRange range("mla_append");
     return Call("MlaAppend", [&] { return cuda::MlaAppendRows(params, Handle(stream)); });
   }
   Status MlaGather(const MlaGatherParams& params, Stream stream) override {
+    const DeviceRange range("mla_gather");
     return Call("MlaExpand", [&] { return cuda::MlaGather(params, Handle(stream)); });
   }
 
@@ -195,6 +208,11 @@ class CudaBackend final : public Backend {
   Params ForDevice(Params params) const {
     if (!dependent_launch_) params.dependent_launch = DependentLaunch::kOff;
     return params;
+  }
+
+  bool IsSkinny(const GemmParams& params) const {
+    return dependent_launch_ && CurrentDevice(ordinal_).error() == cudaSuccess &&
+           cuda::SkinnyIsFaster(params);
   }
 
   // A ScratchUse, or the products' own.

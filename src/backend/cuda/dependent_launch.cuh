@@ -66,19 +66,26 @@ inline bool KernelsWait(const void* kernel) {
 // Launch, as a dependent one where `dependent` says so.
 template <class... Parameters, class... Arguments>
 cudaError_t LaunchDependent(DependentLaunch dependent, void (*kernel)(Parameters...), dim3 grid,
-                            dim3 block, cudaStream_t stream, const Arguments&... arguments) {
+                            dim3 block, std::size_t shared_bytes, cudaStream_t stream,
+                            const Arguments&... arguments) {
   cudaLaunchAttribute early = {};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   config.attrs = &early;
   const bool early_start =
       dependent != DependentLaunch::kOff && KernelsWait(reinterpret_cast<const void*>(kernel));
   config.numAttrs = early_start ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+template <class... Parameters, class... Arguments>
+cudaError_t LaunchDependent(DependentLaunch dependent, void (*kernel)(Parameters...), dim3 grid,
+                            dim3 block, cudaStream_t stream, const Arguments&... arguments) {
+  return LaunchDependent(dependent, kernel, grid, block, std::size_t{0}, stream, arguments...);
 }
 
 }  // namespace lariat::cuda

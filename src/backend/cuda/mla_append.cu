@@ -13,8 +13,8 @@
 // again, from a cache. What counts for few tokens is the chain of loads that depend on one another:
 // slot and position, then the tables. So everything that depends on nothing is loaded first,
 // weights too, and the tables before the sum. Stores go past L1 (st.cg: 20 % at 1,024 tokens).
-// Blocks are of two warps, for many tokens of four: fewer blocks start sooner. There, tables are
-// read through an L2 policy that keeps them while the rows pass by.
+// Blocks are of one warp for few tokens, then of two, for many tokens of four: fewer blocks start
+// sooner. There, tables are read through an L2 policy that keeps them while the rows pass by.
 //
 // Behind a kernel that lets it start early the launch is a dependent one (dependent_launch.cuh):
 // blocks come to life while that kernel ends. They wait for it before they load anything at all, so
@@ -249,9 +249,11 @@ cudaError_t MlaAppendRows(const MlaAppendParams& p, cudaStream_t stream) {
   MlaLaunch launch = {};
   launch.stream = stream;
   // The large GEMMs of cuBLAS let no kernel behind them start early.
-  launch.dependent = p.dependent_launch != DependentLaunch::kOff &&
-                     (p.w_down == nullptr || p.num_tokens < kLargeProduct);
-  const std::int64_t warps = p.num_tokens < kLargeCall ? 2 : kMlaThreads / kMlaWarp;
+  launch.dependent = p.w_down == nullptr || p.num_tokens < kLargeProduct ? p.dependent_launch
+                                                                         : DependentLaunch::kOff;
+  const std::int64_t warps = p.num_tokens <= kFewTokens  ? 1
+                             : p.num_tokens < kLargeCall ? 2
+                                                         : kMlaThreads / kMlaWarp;
   launch.grid = dim3(static_cast<std::uint32_t>((p.num_tokens + warps - 1) / warps));
   launch.block = dim3(static_cast<std::uint32_t>(warps * kMlaWarp));
   if (!Wide(p)) return MlaAppendElements(args, launch);

@@ -14,6 +14,8 @@ namespace lariat::cuda {
 inline constexpr int kMlaWarp = 32;      // threads of a token
 inline constexpr int kMlaThreads = 128;  // of a block, at most
 inline constexpr int kMlaChunk = 8;      // elements, as docs/numerics.md
+// Up to so many tokens a block is a single warp, and dependents may start at once.
+inline constexpr std::int64_t kFewTokens = 128;
 
 struct MlaArgs {
   MlaAppendParams p;
@@ -26,7 +28,7 @@ struct MlaArgs {
 struct MlaLaunch {
   dim3 grid, block;
   cudaStream_t stream;
-  bool dependent;  // else it waits for the kernel before it to end
+  DependentLaunch dependent;
 };
 
 struct MlaToken {
@@ -114,9 +116,7 @@ __device__ __forceinline__ std::int64_t TokenOfWarp() {
 
 template <class Args>
 cudaError_t LaunchMla(void (*kernel)(Args), const MlaLaunch& launch, const Args& args) {
-  if (!launch.dependent) return Launch(kernel, launch.grid, launch.block, launch.stream, args);
-  return LaunchDependent(DependentLaunch::kAfterWait, kernel, launch.grid, launch.block,
-                         launch.stream, args);
+  return LaunchDependent(launch.dependent, kernel, launch.grid, launch.block, launch.stream, args);
 }
 
 // Puts the general form, element by element, on the stream.

@@ -10,11 +10,15 @@
 // - Rows, slot and position are all under way before one is used, which takes a kernel without a
 //   branch for faults: the compiler moves loads behind such a branch, or waits for the slot first.
 // - Dependents start behind the wait. Before it, they take part of the machine too early (1,024
-//   tokens: 2.3 us instead of 1.9).
+//   tokens: 2.3 us instead of 1.9), but where there are few.
+// - With kIndexEarly all that does not depend on the row is done before the wait: slot, position,
+//   tables, weights, and where the row goes. That takes 0.1 us of 64 tokens, 0.3 of 4,096, and 8
+//   registers, for nothing but the row is in flight behind the wait.
 //
 // On an H200 in bf16, cold from 256 tokens on, in a graph with dependent launch (us):
 //   tokens                     1     64    256   1024   8192  65536
-//   `lariat bench`          0.95   1.08   1.45   1.86    6.6   41.1
+//   kAfterWait              0.79   1.01   1.45   1.86   6.62   41.1
+//   kIndexEarly             0.78   0.91   1.43   1.79   6.22   41.7
 // What follows was measured by programs that are not kept, some of it with a trial kernel of the
 // same mapping, which took 0.87, 1.01, 1.48, 1.86, 3.8 (4,096 tokens), 6.2 and 39.7; a copy of the
 // bytes took 0.50, 0.69, 1.29, 1.64, 3.42, 5.66 and 36.7.
@@ -60,6 +64,7 @@ struct Args {
   Divider block;
   float eps;
   RopeStyle style;
+  bool trigger_first;  // before the wait
   FaultRecord* fault;
   FaultRecord* const* fault_indirect;
 };
@@ -145,7 +150,7 @@ __device__ __forceinline__ void StoreIf(bool stores, char* to, std::uint32_t wor
                : "memory");
 }
 
-template <class T>
+template <class T, bool kIndexEarly>
 __global__ void __launch_bounds__(kMlaThreads, 1)
     MlaAppend512Kernel(const __grid_constant__ Args a) {
   const std::uint32_t lane = threadIdx.x % kMlaWarp;
@@ -156,14 +161,19 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
   const char* const latent_at = a.c_kv + lane * 16 + std::uint64_t{index} * a.c_kv_stride;
   const char* const key_at = a.k_pe + lane * 4 + std::uint64_t{index} * a.k_pe_stride;
   const char* const weight_at = a.weight + lane * 16;
-  WaitForPredecessor();
-  LetSuccessorStart();
-
+  Pack<T, kMlaChunk> first, second;
+  std::uint32_t key = 0;
+  const auto load_row = [&] {
+    WaitForPredecessor();
+    if (!a.trigger_first) LetSuccessorStart();
+    first = LoadChunk<T>(latent_at);
+    second = LoadChunk<T>(latent_at + kMlaWarp * 16);
+    key = LoadInOrder(reinterpret_cast<const std::uint32_t*>(key_at));
+  };
+  if (a.trigger_first) LetSuccessorStart();
+  if constexpr (!kIndexEarly) load_row();
   const std::int32_t position = LoadInOrder(position_at);
   const std::int64_t slot = LoadInOrder(slot_at);
-  const auto first = LoadChunk<T>(latent_at);
-  const auto second = LoadChunk<T>(latent_at + kMlaWarp * 16);
-  const auto key = LoadInOrder(reinterpret_cast<const std::uint32_t*>(key_at));
   const auto first_weight = LoadChunk<T>(weight_at);
   const auto second_weight = LoadChunk<T>(weight_at + kMlaWarp * 16);
 
@@ -178,6 +188,7 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
   const std::uint32_t block = a.block.Divide(small_slot);
   char* const to = a.cache + std::uint64_t{block} * a.block_stride +
                    std::uint64_t{small_slot - block * a.block.divisor} * a.row_stride;
+  if constexpr (kIndexEarly) load_row();
 
   const float sum = SumOfLanes(__fadd_rn(SumOfSquares(first), SumOfSquares(second)));
   // A product by a power of two rounds as the quotient does.
@@ -226,8 +237,15 @@ cudaError_t MlaAppend512(const MlaArgs& args, const MlaLaunch& launch) {
   a.style = p.style;
   a.fault = p.fault;
   a.fault_indirect = p.fault_indirect;
-  return p.dtype == DType::kBF16 ? LaunchMla(MlaAppend512Kernel<Bf16>, launch, a)
-                                 : LaunchMla(MlaAppend512Kernel<Fp16>, launch, a);
+  const bool bf16 = p.dtype == DType::kBF16;
+  const bool early = launch.dependent == DependentLaunch::kIndexEarly;
+  a.trigger_first = early && p.num_tokens <= kFewTokens;
+  if (early) {
+    return bf16 ? LaunchMla(MlaAppend512Kernel<Bf16, true>, launch, a)
+                : LaunchMla(MlaAppend512Kernel<Fp16, true>, launch, a);
+  }
+  return bf16 ? LaunchMla(MlaAppend512Kernel<Bf16, false>, launch, a)
+              : LaunchMla(MlaAppend512Kernel<Fp16, false>, launch, a);
 }
 
 }  // namespace lariat::cuda

@@ -20,6 +20,7 @@
 #include <type_traits>
 
 #include "backend/cuda/block_product.cuh"
+#include "backend/cuda/dependent_launch.cuh"
 #include "backend/cuda/element.cuh"
 #include "backend/cuda/launch.h"
 #include "backend/cuda/ops.h"
@@ -64,6 +65,7 @@ struct Args {
   Share down, up;
   std::int32_t row_width, latent_width;  // floats of a row in shared memory, multiples of 4
   Divider by_pieces;                     // of a hidden row
+  bool weights_early;                    // before the wait of a dependent launch
 };
 
 // Shared memory: the hidden rows, the latents, the partial sums of one product at a time.
@@ -150,11 +152,17 @@ __global__ void __launch_bounds__(kProductThreads, 1)
   };
 
   Piece<kRows, T, V> piece;
-  piece.LoadFrom(a, token, thread);
   Held<T, V> down;
   Held<T, 1> up;
+  const auto load_rows = [&] {
+    WaitForPredecessor();
+    piece.LoadFrom(a, token, thread);
+  };
+  if (!a.weights_early) load_rows();
   StartLoads(a.down, down, down_weights);
   StartLoads(a.up, up, up_weights);
+  if (a.weights_early) load_rows();
+  LetSuccessorStart();
   bool down_fresh = true, up_fresh = true;
   ClearColumns(rows, kRows, a.row_width, a.down.inner);
   ClearColumns(latents, kRows, a.latent_width, a.up.inner);
@@ -204,15 +212,19 @@ cudaError_t WithProductType(DType dtype, Run&& run) {
   return run(std::type_identity<float>{});
 }
 
+struct Where {
+  int processors;
+  DependentLaunch dependent;
+  cudaStream_t stream;
+};
+
 template <class T, int kRows, int V>
-cudaError_t LaunchRows(const Args& a, int processors, cudaStream_t stream) {
+cudaError_t LaunchRows(const Args& a, const Where& where) {
   const std::int64_t groups = (a.num_tokens + kRows - 1) / kRows;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<std::uint32_t>(std::min<std::int64_t>(groups, processors)));
-  config.blockDim = dim3(kProductThreads);
-  config.dynamicSmemBytes = static_cast<std::size_t>(SharedBytes(a, kRows));
-  config.stream = stream;
-  return cudaLaunchKernelEx(&config, MlaCompressKernel<T, kRows, V>, a);
+  const dim3 grid(static_cast<std::uint32_t>(std::min<std::int64_t>(groups, where.processors)));
+  return LaunchDependent(where.dependent, MlaCompressKernel<T, kRows, V>, grid,
+                         dim3(kProductThreads), static_cast<std::size_t>(SharedBytes(a, kRows)),
+                         where.stream, a);
 }
 
 }  // namespace
@@ -235,6 +247,7 @@ bool FusedIsFaster(const MlaCompressParams& p) {
 }
 
 cudaError_t MlaCompressFused(const MlaCompressParams& p, cudaStream_t stream) {
+  if (MlaCompressFixedTakes(p)) return MlaCompressFixed(p, stream);
   int device = 0, processors = 0;
   if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
   if (const cudaError_t error =
@@ -251,14 +264,14 @@ cudaError_t MlaCompressFused(const MlaCompressParams& p, cudaStream_t stream) {
   a.k = {p.k, p.k_token_stride};
   a.v = {p.v, p.v_token_stride};
   a.latent = {p.latent, p.latent_stride};
+  a.weights_early = p.dependent_launch == DependentLaunch::kIndexEarly;
+  const Where where = {processors, p.dependent_launch, stream};
   return WithProductType(p.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    if (!aligned) return LaunchRows<T, kMostRows, 1>(a, processors, stream);
-    if (p.num_tokens <= processors) return LaunchRows<T, 1, kWide>(a, processors, stream);
-    if (p.num_tokens <= 3 * std::int64_t{processors}) {
-      return LaunchRows<T, 3, kWide>(a, processors, stream);
-    }
-    return LaunchRows<T, kMostRows, kWide>(a, processors, stream);
+    if (!aligned) return LaunchRows<T, kMostRows, 1>(a, where);
+    if (p.num_tokens <= processors) return LaunchRows<T, 1, kWide>(a, where);
+    if (p.num_tokens <= 3 * std::int64_t{processors}) return LaunchRows<T, 3, kWide>(a, where);
+    return LaunchRows<T, kMostRows, kWide>(a, where);
   });
 }
 

@@ -18,10 +18,17 @@ cudaError_t MlaGather(const MlaGatherParams& params, cudaStream_t stream);
 
 // Any product, slowly.
 cudaError_t PlainProduct(const GemmParams& params, cudaStream_t stream);
+// Products of few rows: whether it takes these and is the faster way, by shapes, strides and
+// alignments alone.
+bool SkinnyIsFaster(const GemmParams& params);
+cudaError_t SkinnyProduct(const GemmParams& params, cudaStream_t stream);
 
 // What the fused path takes, and where it is the faster one (mla_compress.cu says why).
 bool FusedFits(const MlaCompressParams& params);
 bool FusedIsFaster(const MlaCompressParams& params);
 cudaError_t MlaCompressFused(const MlaCompressParams& params, cudaStream_t stream);
+// The same for sizes that are compiled in (mla_compress_fixed.cu).
+bool MlaCompressFixedTakes(const MlaCompressParams& params);
+cudaError_t MlaCompressFixed(const MlaCompressParams& params, cudaStream_t stream);
 
 }  // namespace lariat::cuda

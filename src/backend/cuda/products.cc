@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 #include <string>
+#include <utility>
 
 #include "backend/cuda/error.h"
 #include "backend/cuda/ops.h"
@@ -139,6 +140,39 @@ Products::Key Products::KeyOf(const GemmParams& p) {
   return {kind,         BucketOf(p.rows), p.columns,   p.inner,          p.a_stride,
           p.w_stride,   p.c_stride,       p.batch,     p.w_batch_stride, p.c_batch_stride,
           alignments.a, alignments.w,     alignments.c};
+}
+
+std::vector<std::string> Products::Describe() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::string> lines;
+  for (const auto& [key, choice] : algorithms_) {
+    const auto number = [](std::int64_t n) { return std::to_string(n); };
+    std::string line = "product of ";
+    line.append(number(key[1])).append(" rows, ").append(number(key[2])).append(" columns by ");
+    line.append(number(key[3])).append(", ").append(DTypeName(static_cast<DType>(key[0] / 4)));
+    if (key[7] > 1) line.append(", ").append(number(key[7])).append(" matrices");
+    if (choice.plain) {
+      lines.push_back(line.append(": a plain kernel"));
+      continue;
+    }
+    line.append(": cuBLASLt");
+    for (const auto& [name, attribute] :
+         {std::pair{" algorithm ", CUBLASLT_ALGO_CONFIG_ID},
+          {", tile ", CUBLASLT_ALGO_CONFIG_TILE_ID},
+          {", stages ", CUBLASLT_ALGO_CONFIG_STAGES_ID},
+          {", split-K ", CUBLASLT_ALGO_CONFIG_SPLITK_NUM},
+          {", reduction ", CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME}}) {
+      std::uint32_t value = 0;
+      std::size_t written = 0;
+      if (cublasLtMatmulAlgoConfigGetAttribute(&choice.algorithm, attribute, &value, sizeof(value),
+                                               &written) == CUBLAS_STATUS_SUCCESS) {
+        line.append(name).append(std::to_string(value));
+      }
+    }
+    lines.push_back(
+        line.append(choice.tried ? ", the fastest of its bits" : ", the first proposed"));
+  }
+  return lines;
 }
 
 Status Products::Open() {

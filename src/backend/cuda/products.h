@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "backend/params.h"
@@ -32,6 +33,8 @@ class Products {
   // Lets go of the library's handle, on the current device; nothing may be asked for after it.
   void Close() noexcept;
 
+  // A line for each choice so far, to print.
+  std::vector<std::string> Describe() const;
   // Whether the algorithm for these rows is chosen.
   bool Knows(const GemmParams& params);
   // Chooses the algorithms for 1 to params.rows rows, on the current device: tries them out. Where
@@ -60,7 +63,7 @@ class Products {
   // The chosen algorithm, or the first proposal. REQUIRES: the mutex is held.
   Result<Choice> Find(const GemmParams& params);
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   cublasLtHandle_t handle_ = nullptr;
   std::map<Key, Choice> algorithms_;
 };

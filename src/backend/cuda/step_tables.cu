@@ -41,6 +41,22 @@ __device__ __forceinline__ void ClearTail(const StepTablesParams& p, std::int64_
   if (threadIdx.x == 0) filled_b = used;
 }
 
+// The arrays of a reader that takes a list of blocks.
+__device__ __forceinline__ void ListPages(const StepTablesParams& p, const StepEntry& entry,
+                                          const std::int32_t* words, const Table& table,
+                                          std::int64_t b, std::int32_t thread, std::int32_t step) {
+  const std::int64_t group = blockIdx.z;
+  const std::int32_t begin = words[entry.page_word + 2 * group];
+  const std::int32_t first = words[entry.page_word + 2 * group + 1];
+  const std::int32_t last = (entry.start + entry.count - 1) / p.block_size;
+  std::int32_t* indices = p.kv_indices + group * p.table_group_stride + begin;
+  for (std::int32_t j = first + thread; j <= last; j += step) indices[j - first] = table.At(j);
+  if (thread != 0) return;
+  p.kv_indptr[group * p.indptr_group_stride + b] = begin;
+  p.kv_start[group * p.filled_group_stride + b] = first * p.block_size;
+  if (group == 0) p.last_page_len[b] = entry.start + entry.count - last * p.block_size;
+}
+
 __device__ __forceinline__ void BuildEntry(const StepTablesParams& p, const StepEntry& entry,
                                            const std::int32_t* words, std::int64_t b) {
   const auto thread = static_cast<std::int32_t>(blockIdx.y * kThreads + threadIdx.x);
@@ -63,12 +79,16 @@ __device__ __forceinline__ void BuildEntry(const StepTablesParams& p, const Step
           entry.position_word < 0 ? n : words[entry.position_word + section * entry.count + i];
     }
     if (p.rope_choice != nullptr) p.rope_choice[entry.first_row + i] = entry.rope_choice;
+    if (p.batch_indices != nullptr) {
+      p.batch_indices[entry.first_row + i] = static_cast<std::int32_t>(b);
+    }
   }
   const std::int32_t length = entry.start + entry.count;
   const std::int32_t used = (length - 1) / p.block_size + 1;
   for (std::int32_t j = thread; j < used; j += step) {
     block_table[b * p.table_stride + j] = table.At(j);
   }
+  if (p.kv_indptr != nullptr) ListPages(p, entry, words, table, b, thread, step);
   if (blockIdx.y != 0) return;
   for (std::int32_t i = thread; i < entry.delta_count; i += kThreads) {
     row[entry.delta_first + i] = table.changed[i];
@@ -81,7 +101,7 @@ __device__ __forceinline__ void BuildEntry(const StepTablesParams& p, const Step
 }
 
 // What belongs to no entry.
-__device__ __forceinline__ void BuildRest(const StepTablesParams& p) {
+__device__ __forceinline__ void BuildRest(const StepTablesParams& p, const std::int32_t* words) {
   const StepHeader& header = p.header;
   const auto thread =
       static_cast<std::int32_t>((blockIdx.y * gridDim.x + blockIdx.x) * kThreads + threadIdx.x);
@@ -94,10 +114,14 @@ __device__ __forceinline__ void BuildRest(const StepTablesParams& p) {
       p.positions[section * p.section_stride + i] = 0;
     }
     if (p.rope_choice != nullptr) p.rope_choice[i] = 0;
+    if (p.batch_indices != nullptr) p.batch_indices[i] = -1;
   }
   if (thread == 0 && blockIdx.z == 0) {
     p.cu_seqlens[header.padded_sequences] = header.num_tokens;
     if (p.fault != nullptr) *p.fault = header.fault;
+  }
+  if (thread == 0 && p.kv_indptr != nullptr) {
+    p.kv_indptr[blockIdx.z * p.indptr_group_stride + header.padded_sequences] = words[blockIdx.z];
   }
 }
 
@@ -114,18 +138,24 @@ static_assert(sizeof(Inlined<kSmall>) <= 4096 && sizeof(Inlined<kLarge>) <= 3276
 
 __device__ __forceinline__ void Build(const StepTablesParams& p, const void* upload) {
   const StepHeader& header = p.header;
-  BuildRest(p);
-  const auto b = static_cast<std::int32_t>(blockIdx.x);
-  if (b >= header.padded_sequences) return;
   const auto* entries = reinterpret_cast<const StepEntry*>(
       static_cast<const unsigned char*>(upload) + sizeof(StepHeader));
+  const auto* words = reinterpret_cast<const std::int32_t*>(entries + header.padded_sequences);
+  BuildRest(p, words);
+  const auto b = static_cast<std::int32_t>(blockIdx.x);
+  if (b >= header.padded_sequences) return;
   if (b < header.num_sequences) {
-    const auto* words = reinterpret_cast<const std::int32_t*>(entries + header.padded_sequences);
     BuildEntry(p, entries[b], words, b);
   } else if (blockIdx.y == 0) {
     if (threadIdx.x == 0 && blockIdx.z == 0) {
       p.cu_seqlens[b] = header.num_tokens;
       p.seqused_k[b] = 0;
+    }
+    if (threadIdx.x == 0 && p.kv_indptr != nullptr) {
+      const std::int64_t group = blockIdx.z;
+      p.kv_indptr[group * p.indptr_group_stride + b] = words[group];
+      p.kv_start[group * p.filled_group_stride + b] = 0;
+      if (group == 0) p.last_page_len[b] = 0;
     }
     ClearTail(p, b, 0);
   }

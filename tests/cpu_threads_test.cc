@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CPU backend with several threads and every width of vectors: the same bits as with one thread
+// and none.
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "backend/cpu/crew.h"
+#include "backend/cpu/vector.h"
+#include "support/append_runner.h"
+
+namespace lariat {
+namespace {
+
+using cpu::Crew;
+using cpu::Width;
+using reference::B16;
+using reference::F16;
+using reference::F32;
+using testing::AppendOptions;
+using testing::AppendShape;
+using testing::DeviceVector;
+using testing::MakeAppend;
+using testing::Random;
+using testing::RunAppend;
+
+std::vector<Width> Widths() {
+  std::vector<Width> widths;
+  const Width widest = cpu::WidestVectors();
+  for (const Width width : {Width::kBase, Width::kAvx2, Width::kAvx512}) {
+    if (width <= widest) widths.push_back(width);
+  }
+  return widths;
+}
+
+// Takes narrower vectors while it lives.
+class Narrower {
+ public:
+  explicit Narrower(Width width) { cpu::UseWidth(width); }
+  ~Narrower() { cpu::UseWidth(Width::kAvx512); }
+};
+
+Device CpuDevice(int threads) {
+  Result<Device> device = Device::Create(BackendKind::kCpu, 0, {.cpu_threads = threads});
+  REQUIRE(device.ok());
+  REQUIRE(device->cpu_threads() == threads);
+  return *device;
+}
+
+// Calls large enough to be shared: ranges are of 128 KiB.
+template <class In, class Out>
+void SameBits(unsigned seed) {
+  Random random(seed);
+  const Device alone = CpuDevice(1), three = CpuDevice(3);
+  for (const RopeStyle style :
+       {RopeStyle::kHalf, RopeStyle::kInterleaved, RopeStyle::kInterleavedToHalf}) {
+    AppendShape s;
+    s.tokens = 220;
+    s.kv_heads = 2;
+    s.q_heads = 1;
+    s.k_dim = 2 * static_cast<int>(random.Between(64, 100));
+    s.v_dim = 2 * static_cast<int>(random.Between(30, 45));
+    s.rotary_dim = 2 * static_cast<int>(random.Between(33, 64));  // more than a tile, and a rest
+    s.block_size = 16;
+    s.blocks = 15;
+    s.num_positions = 50;
+    s.style = style;
+    s.stride_pad = random.OneOf<std::int64_t>({0, 3});
+    s.padded_percent = 10;
+    s.bad_percent = 2;
+    s.any_bits = true;
+    const auto c = MakeAppend<In, Out>(random, s);
+    AppendOptions options;
+    options.q_in_place = style != RopeStyle::kInterleavedToHalf;
+    const auto want = [&] {
+      const Narrower narrower(Width::kBase);
+      return RunAppend(alone, c, options);  // against the reference, with the smallest fault
+    }();
+    for (const Width width : Widths()) {
+      const Narrower narrower(width);
+      for (const Device& device : {alone, three}) {
+        if (device.cpu_threads() == 3 && width != Widths().back()) continue;
+        const auto got = RunAppend(device, c, options);
+        INFO(cpu::WidthName(width) << ", threads " << device.cpu_threads());
+        CHECK(got.k_cache == want.k_cache);
+        CHECK(got.v_cache == want.v_cache);
+        CHECK(got.q_out == want.q_out);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("cpu threads: appends give the same bits in all types, widths and numbers of threads") {
+  SameBits<F32, F32>(1);
+  SameBits<F16, F16>(2);
+  SameBits<B16, B16>(3);
+  SameBits<F32, F16>(4);
+  SameBits<F32, B16>(5);
+}
+
+TEST_CASE("cpu threads: a crew takes every item once, whoever calls") {
+  auto made = Crew::Create(4);
+  REQUIRE(made.ok());
+  Crew& crew = **made;
+  CHECK(crew.threads() == 4);
+  // Two callers at a time: one has the crew, the other works alone.
+  const auto call = [&](int seed) {
+    Random random(static_cast<unsigned>(seed));
+    for (int i = 0; i < 300; ++i) {
+      const std::int64_t count = random.Between(0, 200), grain = random.Between(1, 40);
+      std::vector<std::atomic<int>> taken(static_cast<std::size_t>(count));
+      std::atomic<int> short_ranges = 0;
+      crew.Share(count, grain, [&](std::int64_t first, std::int64_t last) {
+        if (last - first < grain && last != count) ++short_ranges;
+        for (std::int64_t at = first; at < last; ++at) ++taken[static_cast<std::size_t>(at)];
+      });
+      int wrong = short_ranges;
+      for (const std::atomic<int>& times : taken) wrong += times == 1 ? 0 : 1;
+      if (wrong != 0) return false;
+    }
+    return true;
+  };
+  bool other_ok = false;
+  std::thread other([&] { other_ok = call(1); });
+  const bool ok = call(2);
+  other.join();
+  CHECK(ok);
+  CHECK(other_ok);
+}
+
+TEST_CASE("cpu threads: several threads share the work") {
+  auto made = Crew::Create(3);
+  REQUIRE(made.ok());
+  // Each range waits for another one to begin, so one thread alone would never end.
+  std::atomic<int> begun = 0;
+  (*made)->Share(2, 1, [&](std::int64_t, std::int64_t) {
+    ++begun;
+    while (begun < 2) std::this_thread::yield();
+  });
+  CHECK(begun == 2);
+}
+
+TEST_CASE("cpu threads: products of 16-bit types do not depend on their number") {
+  Random random(6);
+  const std::int64_t tokens = 70, model = 700, rank = 520;
+  std::vector<std::vector<std::uint16_t>> results;
+  const auto hidden = random.Numbers<B16>(tokens * model, false);
+  const auto down = random.Numbers<B16>(rank * model, false);
+  for (const int threads : {1, 3}) {
+    for (const Width width : Widths()) {
+      const Narrower narrower(width);
+      Device device = CpuDevice(threads);
+      DeviceVector<std::uint16_t> a(device, hidden), w(device, down);
+      DeviceVector<std::uint16_t> cache(device, std::vector<std::uint16_t>(tokens * rank));
+      std::vector<std::int64_t> places;
+      for (std::int64_t t = 0; t < tokens; ++t) places.push_back(tokens - 1 - t);
+      DeviceVector<std::int64_t> slots(device, places);
+      MlaAppendParams p;
+      p.in_dtype = p.dtype = DType::kBF16;
+      p.num_tokens = tokens;
+      p.rank = static_cast<int>(rank);
+      p.rope_dim = p.rotary_dim = 0;
+      p.hidden = a.data();
+      p.model_dim = static_cast<int>(model);
+      p.w_down = w.data();
+      p.slots = slots.data();
+      p.cache = cache.data();
+      p.num_slots = tokens;
+      p.block_size = 1;
+      const Status status = MlaAppend(device, p, Stream{});
+      INFO(status.ToString());
+      REQUIRE(status.ok());
+      results.push_back(cache.Read());
+      CHECK(results.back() == results.front());
+    }
+  }
+}
+
+TEST_CASE("cpu threads: a number out of range is refused") {
+  for (const int threads : {0, -1, 1025}) {
+    for (const BackendKind kind : {BackendKind::kCpu, BackendKind::kNull, BackendKind::kAuto}) {
+      const Result<Device> device = Device::Create(kind, 0, {.cpu_threads = threads});
+      REQUIRE(!device.ok());
+      CHECK(device.status().code() == Code::kInvalidArgument);
+      CHECK(device.status().message().find("cpu_threads = " + std::to_string(threads)) !=
+            std::string::npos);
+    }
+  }
+  const Result<Device> null = Device::Create(BackendKind::kNull, 0, {.cpu_threads = 2});
+  REQUIRE(null.ok());
+  CHECK(null->cpu_threads() == 1);
+  CHECK(null->Tuning().empty());
+  const auto lines = CpuDevice(2).Tuning();
+  REQUIRE(lines.size() == 1);
+  CHECK(lines[0].find("2 threads") != std::string::npos);
+  CHECK(lines[0].find(cpu::WidthName(cpu::WidestVectors())) != std::string::npos);
+}
+
+}  // namespace lariat
