@@ -86,6 +86,18 @@ TEST_CASE("A Match while a plan waits believes nothing of it later", "[cache]") 
   CHECK(c.Feed(late, 13) == 0);
 }
 
+TEST_CASE("The rows of a hit are there once its plan is prepared", "[cache]") {
+  CaseCache c(CaseCache::Config(4, 8, BackendKind::kCpu));
+  Serve(c, kPrompt);
+  const SequenceId id = c.Open(kPrompt);
+  auto step = c.Plan(id, 13);
+  REQUIRE(step.ok());
+  float k[2], v[2];
+  CHECK(c->ReadRows(id, 0, 0, 1, k, v).code() == Code::kInvalidArgument);
+  CaseCache::Must(c->Prepare(*step, {}));
+  CHECK(c->ReadRows(id, 0, 0, 1, k, v).ok());
+}
+
 TEST_CASE("A list of tokens is what was put into it", "[cache]") {
   testing::Random random(7);
   blocks::TokenList list;
