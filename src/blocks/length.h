@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cstdint>
+#include <ostream>
 
 namespace lariat::blocks {
 
@@ -13,6 +14,10 @@ class Length {
   Length& operator++() {
     ++value_;
     return *this;
+  }
+
+  friend std::ostream& operator<<(std::ostream& out, Length length) {
+    return out << static_cast<std::int64_t>(length.value_);
   }
 
  private:

@@ -128,10 +128,11 @@ Status BlockManager::CheckItems(std::span<const StepItem> items) {
 inline bool BlockManager::AddDecodeRows(const StepItem& item, PlannedStep& step) const {
   const int entry = SequenceTable::IndexOf(item.sequence);
   const Sequence& sequence = sequences_.at(entry);
-  const std::int64_t start = sequence.planned, count = item.num_tokens, end = start + count;
+  const std::int64_t start = sequence.planned, count = item.num_tokens;
   if (!sequence.owns_tail || !sequence.started || !item.positions.empty()) return false;
   if (count > sequence.max_length - start) return false;
   if (step.num_tokens + count > config_.max_tokens_per_step) return false;
+  const std::int64_t end = start + count;
   StepRows& rows = step.rows.emplace_back();
   rows.sequence = item.sequence;
   rows.first_row = step.num_tokens;
