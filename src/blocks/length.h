@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cstdint>
-#include <ostream>
 
 namespace lariat::blocks {
 
@@ -16,9 +15,7 @@ class Length {
     return *this;
   }
 
-  friend std::ostream& operator<<(std::ostream& out, Length length) {
-    return out << static_cast<std::int64_t>(length.value_);
-  }
+  std::int64_t value() const { return value_; }
 
  private:
   std::int32_t value_;
