@@ -2,6 +2,7 @@
 #pragma once
 #include <charconv>
 #include <concepts>
+#include <cstdint>
 #include <limits>
 #include <string>
 #include <string_view>
@@ -30,6 +31,12 @@ class TextBuilder {
       text_.append(digits, std::to_chars(digits, std::end(digits), value).ptr);
     }
     return *this;
+  }
+  // What stands for a number.
+  template <class T>
+  requires(!std::integral<T> && std::convertible_to<T, std::int64_t> &&
+           !std::convertible_to<T, std::string_view>) TextBuilder& operator<<(const T& value) {
+    return *this << static_cast<std::int64_t>(value);
   }
   std::string Take() { return std::move(text_); }
 

@@ -21,6 +21,7 @@ template <>
 inline constexpr std::uint32_t kFirstSize<lariat_cache_config> = 152;
 template <>
 inline constexpr std::uint32_t kFirstSize<lariat_step_view> = 64;
+template <>
 inline constexpr std::uint32_t kFirstSize<lariat_footprint> = 88;
 template <>
 inline constexpr std::uint32_t kFirstSize<lariat_stats> = 200;
