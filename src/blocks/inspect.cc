@@ -73,9 +73,9 @@ std::string BlockManager::Snapshot() const {
     out << "sequence " << static_cast<std::uint64_t>(s.id) << (s.open ? " open" : " closed")
         << (s.started ? " started" : "") << (s.indexable ? "" : " unindexable")
         << (s.corrupt ? " corrupt" : "") << " row " << s.row << " root " << s.root << " max "
-        << s.max_length.value() << " prompt " << s.prompt_length.value() << " settled "
-        << s.settled.value() << " planned " << s.planned.value() << " reach " << s.reach.value()
-        << " indexed " << s.indexed.value() << " live " << PreparedSteps(s) << " table";
+        << s.max_length << " prompt " << s.prompt_length << " settled " << s.settled << " planned "
+        << s.planned << " reach " << s.reach << " indexed " << s.indexed << " live "
+        << PreparedSteps(s) << " table";
     for (const BlockId b : s.table) out << ' ' << b;
     for (const SideTable& side : s.sides) {
       out << " side";
@@ -92,7 +92,7 @@ std::string BlockManager::Snapshot() const {
       out << " retains " << range.first_token << ".." << range.last_token << ':' << range.priority
           << '/' << range.ttl_ms;
     }
-    if (!s.retention.empty()) out << " given " << s.retained.value();
+    if (!s.retention.empty()) out << " given " << s.retained;
     out << '\n';
   }
   for (const PlannedStep* step : live_) {

@@ -15,8 +15,6 @@ class Length {
     return *this;
   }
 
-  std::int64_t value() const { return value_; }
-
  private:
   std::int32_t value_;
 };
