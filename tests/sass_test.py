@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the machine code of the kernels of AppendRope and RopeUpdate.
+"""Reads the machine code of the kernels of AppendRope and RopeUpdate, and of MlaAppend's own one.
 
 usage: sass_test.py CUOBJDUMP ARCHIVE
 
@@ -15,10 +15,11 @@ import sys
 
 WAIT = "ACQBULK"
 GLOBAL = re.compile(r"\b(LDG|LD|STG|ST|ATOM|ATOMG|RED|LDGSTS|UBLKCP)\b")
-KERNELS = re.compile(r"AppendRopeKernel|RopeUpdate(?:Few|Many)Kernel")
+KERNELS = re.compile(r"AppendRopeKernel|RopeUpdate(?:Few|Many)Kernel|MlaAppend512Kernel")
 # The template arguments in a mangled name.
 APPEND = re.compile(r"AppendRopeKernelILi(\d+)ELi(\d+)ELb([01])ELb([01])E")
 FEW = re.compile(r"RopeUpdateFewKernelILi(\d+)ELb([01])ELb([01])E")
+MLA = re.compile(r"MlaAppend512KernelIN\w+?ELb([01])E")
 
 
 class Kernel:
@@ -59,20 +60,21 @@ def read(cuobjdump, archive):
 
 def faults(kernel):
     """What is wrong with a kernel."""
-    append, few = APPEND.search(kernel.name), FEW.search(kernel.name)
+    append, few, mla = (form.search(kernel.name) for form in (APPEND, FEW, MLA))
     if kernel.count(r"\b(LDL|STL)\b"):
         yield "uses local memory"
-    if kernel.count(r"\b[FD]FMA\b"):
+    if kernel.count(r"\b[FD]FMA\b") and not mla:  # a root and a division are made of them
         yield "has a fused multiply-add"
     if kernel.count(r"\bLDG\S*\.CONSTANT"):
         yield "loads through the read-only path"
-    wide = append and int(append.group(1)) == 8 or few and int(few.group(1)) > 1
+    wide = append and int(append.group(1)) == 8 or few and int(few.group(1)) > 1 or mla
     if wide and not (kernel.count(r"LDG\.E\.128") and kernel.count(r"STG\.E\.128")):
         yield "has no accesses of 128 bits"
     stretches = kernel.stretches_before_waits()
     if not stretches:
         yield "has no wait"
-    early = (append or few) and (append or few).groups()[-1] == "1"
+    form = append or few or mla
+    early = form and form.groups()[-1] == "1"
     for stretch in stretches:
         accesses = [line for line in stretch if GLOBAL.search(line)]
         allowed = 0
@@ -81,6 +83,8 @@ def faults(kernel):
             if len(tables) > 2 * int(append.group(1)) // 4:
                 yield f"{len(tables)} loads of 128 bits come before a wait"
             allowed = 3 + len(tables)
+        elif early and mla:  # slot and position, cos and sin, two pieces of the weight
+            allowed = 6
         elif early:  # two positions
             allowed = 2
         if len(accesses) > allowed:
@@ -99,7 +103,8 @@ def main():
     for wanted in (r"AppendRopeKernelILi8ELi1ELb0ELb0E", r"AppendRopeKernelILi8ELi1ELb0ELb1E",
                    r"AppendRopeKernelILi8ELi2ELb0ELb0E", r"AppendRopeKernelILi8ELi2ELb0ELb1E",
                    r"RopeUpdateFewKernelILi4ELb1ELb0E", r"RopeUpdateFewKernelILi4ELb1ELb1E",
-                   r"RopeUpdateManyKernel"):
+                   r"RopeUpdateManyKernel", r"MlaAppend512KernelINS_4Bf16ELb0E",
+                   r"MlaAppend512KernelINS_4Bf16ELb1E"):
         if not any(wanted in name for name in names):
             if not names:
                 print("SKIPPED: machine code of the kernels is not here")

@@ -146,6 +146,7 @@ class CudaBackend final : public Backend {
 
   Status Gemm(const GemmParams& params, Stream stream) override {
     if (IsSkinny(params)) {
+      const DeviceRange range("gemm");
       return Call("product", [&] { return cuda::SkinnyProduct(params, Handle(stream)); });
     }
     const Result<void*> workspace = Workspace(kProducts, Products::kWorkspaceBytes, stream);
