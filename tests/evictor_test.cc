@@ -54,11 +54,13 @@ struct World {
     std::vector<BlockId> path;
     for (std::int32_t b = block; b >= 0; b = parent[b]) path.insert(path.begin(), b);
     std::vector<BlockId> taken;
-    for (const BlockId b : path) {
-      if (!IsIdle(b)) continue;
-      evictor.Remove(b, lane[b]);
+    std::copy_if(path.begin(), path.end(), std::back_inserter(taken),
+                 [&](BlockId b) { return IsIdle(b); });
+    const bool at_once = random() % 2 == 0;
+    if (at_once) evictor.RemovePath(taken, lane[block]);
+    for (const BlockId b : taken) {
+      if (!at_once) evictor.Remove(b, lane[b]);
       idle.erase(std::find(idle.begin(), idle.end(), b));
-      taken.push_back(b);
     }
     return taken;
   }
@@ -121,6 +123,21 @@ TEST_CASE("Orders of eviction are those of a naive list", "[cache]") {
     Run(lru, /*priorities=*/false, seed);
     blocks::PriorityEvictor priority;
     Run(priority, /*priorities=*/true, seed);
+  }
+}
+
+TEST_CASE("A path that is released at once stands as if block by block", "[cache]") {
+  blocks::LruEvictor at_once, one_by_one;
+  const std::vector<BlockId> paths[] = {{5, 3, 8}, {1}, {}, {0, 7, 2, 6}};
+  for (blocks::LruEvictor* evictor : {&at_once, &one_by_one}) evictor->Grow(9, 1);
+  for (const std::vector<BlockId>& path : paths) {
+    at_once.AddPath(path, 0);
+    for (auto b = path.rbegin(); b != path.rend(); ++b) one_by_one.Add(*b, kNoBlock, 0);
+    std::vector<BlockId> got, want;
+    at_once.ByAge(0, got);
+    one_by_one.ByAge(0, want);
+    REQUIRE(got == want);
+    REQUIRE(at_once.Victim(0) == one_by_one.Victim(0));
   }
 }
 

@@ -23,7 +23,7 @@ lariat_test(cache_cases_test SOURCES cache_cases_test.cc cache_cases_alloc_test.
 lariat_test(cache_token_reuse_test SOURCES cache_token_reuse_test.cc cache_keep_test.cc)
 lariat_test(cache_events_test LOOPS SOURCES cache_events_test.cc cache_events_random_test.cc
             support/count_new.cc)
-lariat_test(cache_evict_test SOURCES cache_evict_test.cc evictor_test.cc)
+lariat_test(cache_evict_test SOURCES cache_evict_test.cc evictor_test.cc cache_match_test.cc)
 lariat_test(cost_model_test SOURCES cost_model_test.cc SESSION)
 lariat_test(synthetic_kv_test LOOPS SOURCES synthetic_kv_test.cc synthetic_latents_test.cc SESSION)
 lariat_test(float16_test LOOPS SOURCES float16_test.cc)

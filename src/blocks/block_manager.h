@@ -12,6 +12,7 @@
 #include "blocks/event_log.h"
 #include "blocks/host_pool.h"
 #include "blocks/idle_blocks.h"
+#include "blocks/manager_config.h"
 #include "blocks/match_memo.h"
 #include "blocks/planned_step.h"
 #include "blocks/prefix_index.h"
@@ -27,53 +28,14 @@ class TextBuilder;
 
 namespace lariat::blocks {
 
-// The caller's pins of a block. All of them together are one reference.
-struct BlockPins {
-  std::int32_t through = 0;  // of prefixes that it is part of
-  std::int32_t ends = 0;     // of prefixes whose last block it is: what Unpin takes back
-};
-
-// A Suspend that has begun: the places that it has chosen.
-struct Suspending {
-  struct Place {
-    HostId host = kNoHost;
-    HostId previous = kNoHost;  // the one before it in the list of cached ones
-    bool taken = false;         // it was free
-  };
-  Sequence* sequence = nullptr;
-  std::vector<Place> chosen;
-};
-
-struct ManagerConfig {
-  std::int64_t num_blocks = 0;
-  bool unlimited = false;
-  int block_size = 16;
-  bool reuse = true;
-  bool token_reuse = false;  // hits may end inside a block; with `reuse`
-  EvictionPolicy eviction = EvictionPolicy::kLru;
-  std::int64_t max_pinned_blocks = 0;
-  int max_steps_in_flight = 2;
-  int max_sequences = 256;
-  std::int64_t max_tokens_per_sequence = 0;
-  std::int64_t max_tokens_per_step = 0;
-  std::int64_t max_events = 0;   // 0: no event log
-  int position_sections = 1;     // positions that a row has, 1 or 3
-  bool track_writes = true;      // remember which blocks a step wrote, for Quarantine
-  std::vector<Reach> sides;      // groups besides the first one, which keeps all tokens
-  std::int64_t host_blocks = 0;  // places in the host tier; 0: there is none
-  WritePolicy write = WritePolicy::kBack;
-  int write_after_hits = 2;       // kAfterHits
-  std::int64_t clean_blocks = 0;  // kBack: next victims that have a copy; 1 to host_blocks
-};
-
 // Decides which block holds which tokens: sequences, steps, reference counts, prefix reuse,
 // eviction. Knows ids, never bytes: it moves nothing; a step lists the copies that storage makes.
 // The rules are those of lariat/kv_cache.h, whose comments are not repeated here.
 //
-// Files: block_manager.cc (sequences), match.cc, plan.cc (Plan, Undo, Prepare), settle.cc (Commit,
-// Discard, the index), sides.cc (groups besides the first one), keep.cc (pins, removal), retain.cc
-// (retention, quotas), tier.cc, tier_suspend.cc, tier_transfer.cc (the host tier), quarantine.cc,
-// inspect.cc (Snapshot).
+// Files: block_manager.cc (sequences), match.cc, plan.cc, plan_rows.cc and reserve.cc (Plan, Undo,
+// Prepare), settle.cc (Commit, Discard), index_blocks.cc, sides.cc (groups besides the first one),
+// keep.cc (pins, removal), retain.cc (retention, quotas), tier.cc, tier_suspend.cc,
+// tier_transfer.cc (the host tier), quarantine.cc, inspect.cc (Snapshot).
 // Cost: O(1) per running sequence and step; O(blocks) where a sequence starts, forks or ends.
 // Threads: externally synchronised. Time, addresses and device events are never consulted.
 class BlockManager {
@@ -193,6 +155,11 @@ class BlockManager {
 
   bool has_plan() const { return plan_ != nullptr; }
   int live_steps() const { return static_cast<int>(live_.size()); }
+  // The live steps that name a sequence, without a plan that does.
+  int PreparedSteps(const Sequence& sequence) const {
+    const bool planned = plan_ != nullptr && sequence.last_step == plan_->id;
+    return sequence.live_steps - (planned ? 1 : 0);
+  }
   Sequence& sequence(int entry) { return sequences_.at(entry); }
   void FillStats(Stats& stats) const;
   std::string Snapshot() const;
@@ -274,12 +241,14 @@ class BlockManager {
   void Unshare(PlannedStep& step);
   bool MayReturn(BlockId tail, std::size_t index, const PlannedStep& step) const;
   Status CheckRoom(const PlannedStep& step, PlanFailure* failure) const;
+  void UndoAll(std::vector<UndoEntry>& undo);
+  void UndoBlocks(PlannedStep& step);
+
+  // reserve.cc
   void Reserve(PlannedStep& step);
   void FetchToReserve(const PlannedStep& step, std::size_t index) const;
   void ReserveItem(PlannedStep& step, std::size_t index);
   BlockId Take(std::vector<UndoEntry>& undo, std::vector<BlockId>& victims);
-  void UndoAll(std::vector<UndoEntry>& undo);
-  void UndoBlocks(PlannedStep& step);
   void EnsureCapacity(std::int64_t blocks);
 
   // settle.cc
@@ -318,9 +287,6 @@ class BlockManager {
     if (BlocksToIndex(sequence, sequence.settled, sequence.known()) > 0) IndexNewBlocks(sequence);
     if (sequence.retains) RetainNewBlocks(sequence);
   }
-  void IndexNewBlocks(Sequence& sequence);
-  void IndexTail(Sequence& sequence);
-  NodeId Index(std::int32_t parent, std::span<const TokenId> tokens, BlockId block);
   void ShrinkTable(Sequence& sequence, std::int64_t blocks, PlannedStep* only = nullptr);
   void Release(const Sequence& sequence, BlockId block);
   void ReleaseWith(PlannedStep& step, BlockId block, int sequence);
@@ -340,6 +306,11 @@ class BlockManager {
     return block_shift_ >= 0 ? (token & (config_.block_size - 1)) == 0
                              : token % config_.block_size == 0;
   }
+
+  // index_blocks.cc
+  void IndexNewBlocks(Sequence& sequence);
+  void IndexTail(Sequence& sequence);
+  NodeId Index(std::int32_t parent, std::span<const TokenId> tokens, BlockId block);
 
   // sides.cc
   template <class Has>

@@ -74,8 +74,8 @@ std::string BlockManager::Snapshot() const {
         << (s.started ? " started" : "") << (s.indexable ? "" : " unindexable")
         << (s.corrupt ? " corrupt" : "") << " row " << s.row << " root " << s.root << " max "
         << s.max_length << " prompt " << s.prompt_length << " settled " << s.settled << " planned "
-        << s.planned << " reach " << s.reach << " indexed " << s.indexed << " live " << s.live_steps
-        << " table";
+        << s.planned << " reach " << s.reach << " indexed " << s.indexed << " live "
+        << PreparedSteps(s) << " table";
     for (const BlockId b : s.table) out << ' ' << b;
     for (const SideTable& side : s.sides) {
       out << " side";

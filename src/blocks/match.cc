@@ -54,7 +54,8 @@ PrefixMatch BlockManager::Match(std::span<const TokenId> prompt, const OpenOptio
                             ? std::max(match.tokens, FindInTiers(prompt, root).tokens)
                             : HostTokens(last, tokens, path.size(), partial.tokens, nullptr);
   }
-  // A block that a plan is to evict stays in the index until that is prepared: it does not count.
+  // A block that a plan is to evict stays in the index until that is prepared, with the generation
+  // that it has for whoever takes it: nothing of it may be kept.
   if (!path.empty() && plan_ == nullptr) {
     memo_.Remember(root, tokens.first(path.size() * static_cast<std::size_t>(config_.block_size)),
                    pool_.generation(path.back()));
@@ -115,6 +116,11 @@ Result<PrefixMatch> BlockManager::Match(SequenceId id) {
   match.tokens = match.blocks * config_.block_size + sequence.match_partial.tokens;
   match.idle_blocks = path.end() - first_idle;
   match.host_tokens = has_tier() ? HostTokens(sequence, nullptr) : match.tokens;
+  if (plan_ != nullptr) {  // as above
+    sequence.match_blocks = 0;
+    sequence.match_path.clear();
+    sequence.match_generations.clear();
+  }
   return match;
 }
 

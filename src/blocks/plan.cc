@@ -128,10 +128,11 @@ Status BlockManager::CheckItems(std::span<const StepItem> items) {
 inline bool BlockManager::AddDecodeRows(const StepItem& item, PlannedStep& step) const {
   const int entry = SequenceTable::IndexOf(item.sequence);
   const Sequence& sequence = sequences_.at(entry);
-  const std::int64_t start = sequence.planned, count = item.num_tokens, end = start + count;
+  const std::int64_t start = sequence.planned, count = item.num_tokens;
   if (!sequence.owns_tail || !sequence.started || !item.positions.empty()) return false;
   if (count > sequence.max_length - start) return false;
   if (step.num_tokens + count > config_.max_tokens_per_step) return false;
+  const std::int64_t end = start + count;
   StepRows& rows = step.rows.emplace_back();
   rows.sequence = item.sequence;
   rows.first_row = step.num_tokens;
@@ -258,124 +259,6 @@ Status BlockManager::CheckRoom(const PlannedStep& step, PlanFailure* failure) co
     return NeverFits(NameOf(too_big->sequence) + " alone is larger than the pool: " + numbers);
   }
   return ResourceExhausted(numbers);
-}
-
-void BlockManager::EnsureCapacity(std::int64_t blocks) {
-  pool_.Reserve(static_cast<std::size_t>(blocks));
-  if (blocks <= static_cast<std::int64_t>(index_.capacity())) return;
-  const std::size_t grown = std::max(static_cast<std::size_t>(blocks),
-                                     std::max<std::size_t>(1024, 2 * index_.capacity()));
-  pins_.resize(grown);
-  idle_.Grow(grown);
-  sides_.Grow(grown, 0);
-  index_.Reserve(grown);
-}
-
-// A free block, else the least recently used idle one; it was seen that there is one, and room in
-// both lists.
-BlockId BlockManager::Take(std::vector<UndoEntry>& undo, std::vector<BlockId>& victims) {
-  BlockId block = pool_.TakeFree();
-  if (block != kNoBlock) {
-    undo.push_back({UndoEntry::kTakeFree, block});
-    return block;
-  }
-  block = idle_.Victim();
-  assert(block != kNoBlock);
-  idle_.Remove(block);
-  if (const BlockId next = idle_.Victim(); next != kNoBlock) {
-    pool_.Prefetch(next);
-    index_.Prefetch(next);
-  }
-  pool_.TakeIdle(block);
-  victims.push_back(block);
-  undo.push_back({UndoEntry::kTakeIdle, block});
-  return block;
-}
-
-// Has fetched what Reserve touches some items after this one.
-[[gnu::always_inline]] inline void BlockManager::FetchToReserve(const PlannedStep& step,
-                                                                std::size_t index) const {
-  const PlannedItem& near = step.items[std::min(index + kFetchAhead, step.items.size() - 1)];
-  const PlannedItem& far = step.items[std::min(index + 2 * kFetchAhead, step.items.size() - 1)];
-  sequences_.Prefetch(near.sequence);
-  if (near.new_blocks > 0) sequences_.PrefetchTableEnd(near.sequence);
-  if (far.new_blocks > 0) sequences_.PrefetchTable(far.sequence);
-}
-
-void BlockManager::Reserve(PlannedStep& step) {
-  const auto needed = static_cast<std::size_t>(step.needed);
-  if (pool_.unlimited()) EnsureCapacity(pool_.total() + step.needed);
-  step.undo.reserve(step.undo.size() + needed);
-  step.victims.reserve(needed);
-  step.copies.reserve(step.rows.size() * static_cast<std::size_t>(GroupCount()));
-  step.side_tails.assign(step.rows.size() * sides_.count(), kNoBlock);
-  const std::size_t tails = step.rows.size() * static_cast<std::size_t>(GroupCount());
-  if (config_.track_writes) step.written.reserve(tails + needed);
-  // Nothing below fails: a table has room for a sequence's greatest length.
-  const bool wants_tails = has_tier() || config_.track_writes;
-  for (std::size_t i = 0; i < step.rows.size(); ++i) {
-    FetchToReserve(step, i);
-    const StepRows& rows = step.rows[i];
-    PlannedItem& item = step.items[i];
-    Sequence& sequence = sequences_.at(item.sequence);
-    if (item.new_blocks == 0 && sequence.owns_tail && !sides_.any()) {  // as most are
-      const std::int64_t tail = BlockAt(rows.start);
-      item.tail_held = sequence.settled > tail * config_.block_size;
-      // Read only where somebody wants to know: it is a line of memory for each sequence.
-      if (!item.tail_held || wants_tails) {
-        item.tail_block = sequence.table[static_cast<std::size_t>(tail)];
-      }
-    } else {
-      ReserveItem(step, i);
-    }
-    sequence.started = true;
-    sequence.planned = rows.start + item.certain;
-    sequence.reach = rows.start + rows.count;
-    item.dirty = sequence.first_dirty != BlocksFor(sequence.reach);
-    item.previous_step = sequence.last_step;
-    sequence.last_step = next_step_;
-    ++sequence.live_steps;
-  }
-}
-
-// Gives an item its blocks: those of its hit, a copy, new ones.
-void BlockManager::ReserveItem(PlannedStep& step, std::size_t i) {
-  const StepRows& rows = step.rows[i];
-  PlannedItem& item = step.items[i];
-  Sequence& sequence = sequences_.at(item.sequence);
-  const auto tail = static_cast<std::size_t>(BlockAt(rows.start));
-  if (item.first_plan) {
-    const auto hit = sequence.match_path.begin();
-    sequence.table.assign(hit, hit + sequence.match_blocks);
-    sequence.indexed = sequence.match_blocks;
-    TakeHitSides(sequence, rows.hit);
-  }
-  if (item.cow_source != kNoBlock) {
-    const BlockId source = item.cow_source;
-    TakeCopies(step, i, tail);
-    item.cow_target = Take(step.undo, step.victims);
-    step.copies.push_back(
-        {{source, pool_.generation(source)}, {item.cow_target, pool_.generation(item.cow_target)}});
-    if (item.first_plan) sequence.table.push_back(kNoBlock);
-    sequence.table[tail] = item.cow_target;
-    sequence.first_dirty =
-        std::min<std::int64_t>(sequence.first_dirty, static_cast<std::int64_t>(tail));
-  }
-  if (!BeginsBlock(rows.start)) {
-    item.tail_held = item.cow_target == kNoBlock &&
-                     sequence.settled > static_cast<std::int64_t>(tail) * config_.block_size;
-    item.tail_block = sequence.table[tail];
-    for (std::size_t side = 0; side < sides_.count(); ++side) {
-      step.side_tails[i * sides_.count() + side] = sequence.sides[side].table[tail];
-    }
-    sequence.owns_tail = true;  // or it had been copied
-  }
-  if (item.new_blocks > 0) sequence.owns_tail = true;
-  item.first_taken = static_cast<std::int32_t>(step.undo.size());
-  for (std::int32_t n = 0; n < item.new_blocks; ++n) {
-    sequence.table.push_back(Take(step.undo, step.victims));
-    for (SideTable& side : sequence.sides) side.table.push_back(Take(step.undo, step.victims));
-  }
 }
 
 // Takes what was logged back, and forgets the log.

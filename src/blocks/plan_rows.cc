@@ -34,7 +34,10 @@ void BlockManager::ClaimPath(std::span<const BlockId> path, std::vector<UndoEntr
   std::size_t held = 0;
   for (const BlockId block : path) {
     const bool idle = pool_.Claim(block);
-    if (!idle) ++held;
+    if (!idle) {
+      assert(&block == &path[held]);
+      ++held;
+    }
     undo.push_back({idle ? UndoEntry::kClaimIdle : UndoEntry::kClaim, block});
   }
   idle_.RemovePath(path.subspan(held));

@@ -68,7 +68,8 @@ Status KVCache::Impl::ReadRows(SequenceId id, int layer, std::int64_t first, std
   const blocks::Sequence& sequence = **found;
   if (Status s = CheckLayer(layer); !s.ok()) return s;
   // What is indexed of a sequence before its first Commit is its hit.
-  const std::int64_t hit = sequence.live_steps > 0 ? sequence.indexed * config.block_size : 0;
+  const std::int64_t hit =
+      manager.PreparedSteps(sequence) > 0 ? sequence.indexed * config.block_size : 0;
   const std::int64_t readable = std::max<std::int64_t>(sequence.settled, hit);
   if (first < 0 || count < 0 || first > readable || count > readable - first) {
     return InvalidArgument("rows " + std::to_string(first) + " + " + std::to_string(count) +
