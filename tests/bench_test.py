@@ -234,7 +234,7 @@ class Bench(unittest.TestCase):
     @unittest.skipIf(SANITIZED, "no limit can be set under a sanitizer")
     def test_a_limit_that_leaves_little_room(self):
         done = subprocess.run(
-            ["bash", "-c", 'ulimit -v 2000000; exec "$@"', "-", LARIAT, "bench", "rope-update",
+            ["bash", "-c", 'ulimit -v 3000000; exec "$@"', "-", LARIAT, "bench", "rope-update",
              "--backend", "cpu", "--shape", "B=8,L=65536,H=8,D=128", "--json", "-"],
             capture_output=True, text=True, check=False)
         self.assertEqual((done.returncode, done.stdout), (2, ""))

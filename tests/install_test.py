@@ -20,7 +20,7 @@ import tempfile
 MAY_NEED = re.compile(r"lib(cublasLt|(open)?(c?blas)|stdc\+\+|m|gcc_s|c|dl|rt|pthread)\.so[.\d]*|"
                       r"ld-linux\S*|liblariat_c\.so\.\d+")
 # What linking lariat::lariat, or `pkg-config --libs lariat`, may bring.
-MAY_LINK = {"lariat::cblas", "CUDA::cudart_static", "CUDA::cublasLt"}
+MAY_LINK = {"lariat::cblas", "CUDA::cudart_static", "CUDA::cublasLt", "Threads::Threads"}
 MAY_NAME = {"-llariat", "-lcublasLt", "-lcudart_static", "-ldl", "-lrt", "-lpthread", "-lstdc++",
             "-lm"}
 HITS = "hit 0 of 100\nhit 96 of 100\n"

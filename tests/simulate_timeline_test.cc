@@ -64,7 +64,7 @@ struct Timeline {
         REQUIRE_FALSE(stack.empty());
         Span span = stack.back();
         stack.pop_back();
-        CHECK(span.name == event.at("name"));
+        CHECK(span.name == event.at("name").get<std::string>());
         CHECK(ts >= span.begin);
         span.end = ts;
         spans[id].push_back(span);

@@ -166,12 +166,14 @@ struct Copier {
   std::int64_t from_pass, from_step;  // bytes
   std::uint32_t to, to_pass;
   std::int32_t k, k_pass;  // inner index of a pass, of the first step
-  std::int32_t passes;     // that are there
+  std::int32_t passes;     // that are there; what else is in the stage becomes zero
+  std::int32_t room;       // passes that are in the stage
 
   __device__ __forceinline__ void Copy(std::uint32_t stage, int step, std::int32_t inner) const {
     const char* const at = from + step * from_step;
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
+      if (i >= room) break;
       const bool there = i < passes && k + step * kStep + i * k_pass < inner;
       CopyPiece(stage + to + static_cast<std::uint32_t>(i) * to_pass,
                 there ? at + i * from_pass : from, there);
@@ -179,14 +181,17 @@ struct Copier {
   }
 };
 
-// Of `rows` rows from `data` on, kThreads / kPiecesOfRow rows a pass.
-template <int kPasses>
-__device__ __forceinline__ Copier<kPasses> AlongRows(const char* data, std::int64_t stride,
-                                                     std::int32_t rows, std::int32_t k) {
+// Of `rows` rows from `data` on, kThreads / kPiecesOfRow rows a pass, where the stage has kRows.
+constexpr int PassesAlong(int rows) { return (rows * kPiecesOfRow + kThreads - 1) / kThreads; }
+template <int kRows>
+__device__ __forceinline__ Copier<PassesAlong(kRows)> AlongRows(const char* data,
+                                                                std::int64_t stride,
+                                                                std::int32_t rows, std::int32_t k) {
   constexpr int kRowsOfPass = kThreads / kPiecesOfRow;
   const int row = static_cast<int>(threadIdx.x) / kPiecesOfRow;
   const int piece = static_cast<int>(threadIdx.x) % kPiecesOfRow;
-  Copier<kPasses> c;
+  Copier<PassesAlong(kRows)> c;
+  c.room = (kRows - row - 1) / kRowsOfPass + 1;
   c.k = k + piece * 8;
   c.k_pass = 0;
   c.passes = row < rows ? (rows - row - 1) / kRowsOfPass + 1 : 0;
@@ -208,6 +213,7 @@ __device__ __forceinline__ Copier<kPassesAcross> AcrossRows(const char* data, st
   const int inner = static_cast<int>(threadIdx.x) / kPiecesOfTile;
   const int piece = static_cast<int>(threadIdx.x) % kPiecesOfTile;
   Copier<kPassesAcross> c;
+  c.room = kPassesAcross;
   c.k = k + inner;
   c.k_pass = kRowsOfPass;
   c.passes = piece * 8 < columns ? kPassesAcross : 0;
@@ -305,11 +311,11 @@ __global__ void __launch_bounds__(kThreads, 1) FewRowsKernel(const __grid_consta
   ArriveAtCluster();  // others may send once all barriers are there
 
   const std::int32_t k = static_cast<std::int32_t>(blockIdx.x) * a.steps * kStep;
-  const auto rows = AlongRows<kRows / 16>(a.a, a.a_stride, a.rows, k);
+  const auto rows = AlongRows<kRows>(a.a, a.a_stride, a.rows, k);
   const auto weights = [&] {
     if constexpr (kOutIn) {
-      return AlongRows<(kTile + 15) / 16>(a.w + 2 * column * a.w_stride, a.w_stride,
-                                          min(a.columns - column, kTile), k);
+      return AlongRows<kTile>(a.w + 2 * column * a.w_stride, a.w_stride,
+                              min(a.columns - column, kTile), k);
     } else {
       return AcrossRows(a.w + 2 * column, a.w_stride, a.columns - column, k);
     }
