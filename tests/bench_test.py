@@ -209,7 +209,8 @@ class Bench(unittest.TestCase):
         rows = self.rows("tier", "--shape", "layers=2,kv_heads=1,dim=8,blocks=9,sequences=3,tokens=20")
         # On the CPU copies run at once, so nothing runs beside them.
         self.assertEqual([row["op"] for row in rows],
-                         ["tier-suspend", "tier-resume", "tier-both", "tier-prepare", "tier-append"])
+                         ["tier-suspend", "tier-resume", "tier-both", "tier-prepare", "tier-upload",
+                          "tier-append"])
         for row in rows:
             self.assertEqual(list(row), ["op", "shape", "backend", "median_us", "p99_us", "gb_per_s",
                                          "ceiling", "fraction", "times_alone"])

@@ -154,6 +154,9 @@ def target_of(want, plain, best):
     if "target_gb_per_s" in want:
         limit = want["target_gb_per_s"]
         texts.append(verdict(f"{limit} GB/s", best and 1 - best["gb_per_s"] / limit))
+    if "target_p99_us" in want:
+        limit = want["target_p99_us"]
+        texts.append(verdict(f"p99 {limit}", best and best["p99_us"] / limit - 1))
     if "target_ns" in want:
         limit = want["target_ns"]
         texts.append(verdict(f"{limit}", best and best["median_us"] * 1e3 / limit - 1))

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <functional>
 #include <memory>
 
 #include "bench_workload.h"
@@ -19,6 +20,10 @@ class Timer {
   virtual Result<double> Sample() = 0;
   // Lets go of the workload.
   virtual void End() = 0;
+
+  // Seconds of what one call puts on an idle stream, on the device's clock: it is in the queue
+  // before the device comes to it, so the host's part does not count. On the CPU, of the call.
+  virtual Result<double> Once(Stream stream, const std::function<Status()>& call) = 0;
 };
 
 // Calls one after another: by the CPU time of the calling thread where it works alone, so that what
@@ -28,7 +33,8 @@ std::unique_ptr<Timer> MakeCpuTimer(int threads);
 // clock. Null in a build without CUDA.
 std::unique_ptr<Timer> MakeCudaTimer(Device& device);
 inline std::unique_ptr<Timer> MakeTimer(Device& device) {
-  return device.kind() == BackendKind::kCuda ? MakeCudaTimer(device) : MakeCpuTimer(device.cpu_threads());
+  return device.kind() == BackendKind::kCuda ? MakeCudaTimer(device)
+                                             : MakeCpuTimer(device.cpu_threads());
 }
 
 // The median of so many samples of a workload that is prepared.

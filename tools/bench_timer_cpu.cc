@@ -48,6 +48,13 @@ class CpuTimer : public Timer {
 
   void End() override { workload_ = nullptr; }
 
+  Result<double> Once(Stream, const std::function<Status()>& call) override {
+    const double begin = WallTime();
+    const Status status = call();
+    if (!status.ok()) return status;
+    return WallTime() - begin;
+  }
+
  private:
   static constexpr double kSampleSeconds = 0.01;
   bool alone_;
