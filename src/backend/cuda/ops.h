@@ -22,6 +22,8 @@ cudaError_t PlainProduct(const GemmParams& params, cudaStream_t stream);
 // alignments alone.
 bool SkinnyIsFaster(const GemmParams& params);
 cudaError_t SkinnyProduct(const GemmParams& params, cudaStream_t stream);
+// Of one row. REQUIRES: as SkinnyIsFaster, weights as [columns, inner].
+cudaError_t OneRowProduct(const GemmParams& params, cudaStream_t stream);
 
 // What the fused path takes, and where it is the faster one (mla_compress.cu says why).
 bool FusedFits(const MlaCompressParams& params);

@@ -1,26 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of at most 64 rows with a matrix of few columns and a long inner dimension, in 16 bits:
-// the down-projections of MLA in decoding. Everything is one pass over the weights.
+// Products of 2 to 64 rows with a matrix of few columns and a long inner dimension, in 16 bits: the
+// down-projections of MLA in decoding. One pass over the weights (of one row: one_row_product.cu).
 //
-// Bytes: the weights once, 8.3 MB at 7168 -> 576; at 64 rows the rows once per tile. An H200 reads
-// them from L2 in 1.5 us, from memory in 1.9; a launch in a graph takes 0.5. So the work lies in
-// having all loads under way at once, on all multiprocessors: 64 columns by the whole inner
-// dimension would keep 9 of them busy.
+// Bytes: the weights once, 8.3 MB at 7168 -> 576; the rows once per tile, 14 MB with 64 of them. An
+// H200 reads 8.3 MB from L2 in 1.5 us, from memory in 1.9; a launch in a graph takes 0.5. So the
+// work lies in having all loads under way at once, on all multiprocessors.
 //
-// One row, weights as [columns, inner]: a block has three columns, its threads lie along the inner
-// dimension and hold all their weights in registers.
-// More rows: tensor cores. A cluster of up to 8 blocks has a tile of columns, each block a part of
-// the inner dimension, of which it has up to kStages steps in flight. A warp multiplies 16 of the
-// 128 of each step; the sums of the warps meet in shared memory and those of the blocks in the
-// cluster's, both in a fixed order. No sum goes through memory, and there is no second launch.
-// A tile is 40 columns, so that 576 of them are the 15 clusters of 8 that the machine takes at
-// once.
+// Tensor cores. A cluster of up to 8 blocks has a tile of columns, each block a part of the inner
+// dimension, of which it has up to kStages steps in flight. A warp multiplies 16 of the 128 of each
+// step, or a half or a quarter of the rows and more of them; the sums of the warps meet in shared
+// memory and those of the blocks in the cluster's, both in a fixed order. No sum goes through
+// memory, and there is no second launch. A tile is 40 columns, so that 576 of them are the 15
+// clusters of 8 that the machine takes at once.
 //
-// Dependent launches. One row: weights are loaded before the wait where the caller promises that
-// nothing writes them (kIndexEarly). More rows: a block fills a multiprocessor's shared memory, and
-// would keep blocks of the kernel before it from starting if that one lets it come too early, as
-// cuBLAS's do; so it is a dependent launch where the caller asks for kIndexEarly alone, and loads
-// all behind the wait (before it: no gain).
+// On an H200, 7168 -> 576, bf16, hot, in a graph with dependent launch: 3.1 us for 2 rows, 3.2 for
+// 16, 4.1 for 32, 5.5 for 64; cuBLASLt's best 5.9 to 6.4. Weights as [inner, columns]: 4.1 for 8,
+// 6.6 for 64.
+// Tried, and slower: clusters of 7 and 4 (14 and 7 us for 64 rows), tiles of 32 and 72, clusters of
+// 16 (7 at a time: 15 us); a cluster's barrier that orders memory instead of counted messages (0.9
+// us); all warps along the inner dimension for 64 rows (1 us); weights before the wait of a
+// dependent launch (no gain). Next: rows by multicast to the tiles that share them; 64 rows are
+// bound by what L2 gives, 22 MB at 6.7 TB/s.
+//
+// Dependent launches: a block fills a multiprocessor's shared memory, and would keep blocks of the
+// kernel before it from starting if that one lets it come too early, as cuBLAS's do (27 us instead
+// of 18 for MlaCompress of 64 tokens); so it is one where the caller asks for kIndexEarly alone,
+// and loads all behind the wait.
 #include <algorithm>
 
 #include "backend/cuda/dependent_launch.cuh"
@@ -50,82 +55,7 @@ struct Args {
   std::int32_t rows, columns, inner;
   std::int32_t steps;  // of a block, at most
   std::int32_t share;  // quads of a tile that a block stores, at most
-  bool weights_early;  // before the wait
 };
-
-// --- One row ---
-
-constexpr int kColumns = 3;  // of a block
-constexpr int kPieces = 4;   // of 8 elements that a thread has of a column at a time
-constexpr int kSpan = kThreads * kPieces * 8;  // of the inner dimension at a time
-
-template <class T>
-struct Weights {
-  Pack<T, 8> held[kColumns][kPieces];
-
-  // What lies past the matrix is zero.
-  __device__ __forceinline__ void LoadFrom(const Args& a, std::int32_t column, std::int32_t k) {
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) {
-        const std::int32_t at = k + i * kThreads * 8;
-        held[c][i] = {};
-        if (column + c < a.columns && at < a.inner) {
-          held[c][i] = Load<8>(reinterpret_cast<const T*>(a.w) + (column + c) * a.w_stride + at);
-        }
-      }
-    }
-  }
-};
-
-template <class T>
-__global__ void __launch_bounds__(kThreads) OneRowKernel(const __grid_constant__ Args a) {
-  __shared__ float sums_of_warps[kColumns][kWarps];
-  const auto column = static_cast<std::int32_t>(blockIdx.x) * kColumns;
-  const auto thread = static_cast<std::int32_t>(threadIdx.x);
-  if (!a.weights_early) WaitForPredecessor();
-  Weights<T> weights;
-  weights.LoadFrom(a, column, thread * 8);
-  if (a.weights_early) WaitForPredecessor();
-  LetSuccessorStart();
-
-  float sums[kColumns] = {};
-#pragma unroll 1
-  for (std::int32_t k = thread * 8;;) {
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      const std::int32_t at = k + i * kThreads * 8;
-      if (at >= a.inner) break;
-      const auto row = Load<8>(reinterpret_cast<const T*>(a.a) + at);
-#pragma unroll
-      for (int n = 0; n < 8; ++n) {
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c) {
-          sums[c] = fmaf(row.Get(n), weights.held[c][i].Get(n), sums[c]);
-        }
-      }
-    }
-    k += kSpan;
-    if (k - thread * 8 >= a.inner) break;
-    weights.LoadFrom(a, column, k);
-  }
-#pragma unroll
-  for (int c = 0; c < kColumns; ++c) {
-#pragma unroll
-    for (int m = 16; m > 0; m /= 2) sums[c] += __shfl_xor_sync(0xFFFFFFFFU, sums[c], m);
-    if (thread % 32 == 0) sums_of_warps[c][thread / 32] = sums[c];
-  }
-  __syncthreads();
-  if (thread < kColumns && column + thread < a.columns) {
-    float sum = 0;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) sum += sums_of_warps[thread][w];
-    reinterpret_cast<T*>(a.c)[column + thread] = Element<T>::Store(sum);
-  }
-}
-
-// --- More rows ---
 
 constexpr int kTile = 40;  // columns of a cluster
 constexpr int kTileBytes = 2 * kTile;
@@ -428,10 +358,6 @@ cudaError_t LaunchRows(const GemmParams& p, Args a, cudaStream_t stream) {
 template <class T>
 cudaError_t LaunchType(const GemmParams& p, const Args& a, cudaStream_t stream) {
   const bool out_in = p.layout == WeightLayout::kOutIn;
-  if (p.rows == 1 && out_in) {
-    const dim3 grid(static_cast<unsigned>((p.columns + kColumns - 1) / kColumns));
-    return LaunchDependent(p.dependent_launch, OneRowKernel<T>, grid, dim3(kThreads), stream, a);
-  }
   if (p.rows <= 16) {
     return out_in ? LaunchRows<T, 16, true>(p, a, stream) : LaunchRows<T, 16, false>(p, a, stream);
   }
@@ -450,10 +376,11 @@ bool SkinnyIsFaster(const GemmParams& p) {
   return across % 8 == 0 && p.inner % 8 == 0 && p.columns % 4 == 0 && p.c_stride % 4 == 0 &&
          reinterpret_cast<std::uintptr_t>(p.c) % 8 == 0 &&
          AllMultiplesOf16({p.a, p.w}, {2 * p.a_stride, 2 * p.w_stride}) &&
-         KernelsWait(reinterpret_cast<const void*>(OneRowKernel<Bf16>));
+         KernelsWait(reinterpret_cast<const void*>(FewRowsKernel<Bf16, 16, true>));
 }
 
 cudaError_t SkinnyProduct(const GemmParams& p, cudaStream_t stream) {
+  if (p.rows == 1 && p.layout == WeightLayout::kOutIn) return OneRowProduct(p, stream);
   Args a = {};
   a.a = static_cast<const char*>(p.a);
   a.w = static_cast<const char*>(p.w);
@@ -464,7 +391,6 @@ cudaError_t SkinnyProduct(const GemmParams& p, cudaStream_t stream) {
   a.rows = static_cast<std::int32_t>(p.rows);
   a.columns = static_cast<std::int32_t>(p.columns);
   a.inner = static_cast<std::int32_t>(p.inner);
-  a.weights_early = p.dependent_launch == DependentLaunch::kIndexEarly;
   return p.dtype == DType::kBF16 ? LaunchType<Bf16>(p, a, stream) : LaunchType<Fp16>(p, a, stream);
 }
 
