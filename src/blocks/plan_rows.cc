@@ -32,13 +32,13 @@ void BlockManager::Claim(BlockId block, std::vector<UndoEntry>& undo) {
 // The same of a path. Whoever holds a block holds all before it, so the idle ones are its end.
 void BlockManager::ClaimPath(std::span<const BlockId> path, std::vector<UndoEntry>& undo) {
   std::size_t held = 0;
-  for (const BlockId block : path) {
-    const bool idle = pool_.Claim(block);
+  for (std::size_t i = 0; i < path.size(); ++i) {
+    const bool idle = pool_.Claim(path[i]);
     if (!idle) {
-      assert(&block == &path[held]);
+      assert(i == held);
       ++held;
     }
-    undo.push_back({idle ? UndoEntry::kClaimIdle : UndoEntry::kClaim, block});
+    undo.push_back({idle ? UndoEntry::kClaimIdle : UndoEntry::kClaim, path[i]});
   }
   idle_.RemovePath(path.subspan(held));
 }
