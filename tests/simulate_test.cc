@@ -214,7 +214,7 @@ TEST_CASE("Requests that are too long are refused, and the rest is served", "[si
 }
 
 TEST_CASE("A trace without token identity has no prefix to find", "[simulate]") {
-  const Result<Trace> trace = ReadTrace(std::string(LARIAT_TEST_DATA) + "/azure_small.csv");
+  const Result<Trace> trace = ReadTrace(std::string(LARIAT_TEST_DATA).append("/azure_small.csv"));
   REQUIRE(trace.ok());
   const SimulationResult result = Run(*trace, MakeConfig(BackendKind::kNull, 100));
   CHECK_FALSE(result.has_prefix);

@@ -63,6 +63,7 @@ class CpuCalls final : public CeilingCalls {
   explicit CpuCalls(int threads) : crew_(threads) {}
 
   Status Copy(void* to, const void* from, std::int64_t bytes, bool, Stream) override {
+    if (bytes == 0) return Status::Ok();  // of no memory at all
     if (bytes < kShared) {
       std::memcpy(to, from, static_cast<std::size_t>(bytes));
       return Status::Ok();

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "storage/block_layout.h"
 
+#include <algorithm>
+
 namespace lariat::storage {
 
 namespace {
@@ -38,9 +40,12 @@ BlockLayout::BlockLayout(std::span<const LayerSpec> layers, DType dtype, int blo
     bytes_per_token_ += k.row_bytes + v.row_bytes;
     layers_.push_back({k, v});
   }
-  // No other group's blocks are larger: see MakeGroups.
   bytes_per_block_ = groups_.front().bytes_per_token * block_size;
   if (layout == Layout::kBlockMajor) {
+    // A single layer of another kind may be larger than all of the first group.
+    for (const BlockGroup& group : groups_) {
+      bytes_per_block_ = std::max(bytes_per_block_, group.bytes_per_token * block_size);
+    }
     ranges_.push_back({0, bytes_per_block_});
   } else {
     std::int64_t offset = 0;

@@ -23,7 +23,7 @@ inline Trace Tokens(const std::string& text) {
 }
 
 inline Trace SmallTrace() {
-  Result<Trace> trace = ReadTrace(std::string(LARIAT_TEST_DATA) + "/mooncake_small.jsonl");
+  Result<Trace> trace = ReadTrace(std::string(LARIAT_TEST_DATA).append("/mooncake_small.jsonl"));
   REQUIRE(trace.ok());
   return *std::move(trace);
 }
