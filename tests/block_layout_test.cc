@@ -99,6 +99,25 @@ TEST_CASE("Every element of a group's blocks has a place of its own in the pool"
   }
 }
 
+TEST_CASE("A block is as large as the largest group's, whichever that is", "[layout]") {
+  CacheConfig config = Config(Layout::kBlockMajor, Order::kNHD, false);
+  config.layers[0] = {.kv_heads = 1, .k_dim = 4, .v_dim = 4};
+  config.layers[1] = {
+      .kind = LayerKind::kSliding, .kv_heads = 4, .k_dim = 8, .v_dim = 8, .window = 5};
+  const KVCache cache = Make(config);
+  const MemoryFootprint footprint = cache.footprint();
+  CHECK(footprint.num_groups == 2);
+  CHECK(footprint.bytes_per_block == 3 * 4 * (8 + 8) * 2);
+  CHECK(footprint.padding_bytes == footprint.bytes_per_block - 3 * (4 + 4) * 2);
+  const auto* const pool = static_cast<const std::byte*>(cache.Layer(0)->k);
+  const LayerView wide = *cache.Layer(1);
+  const auto* const last = static_cast<const std::uint16_t*>(wide.v) + 4 * wide.v_block_stride +
+                           2 * wide.v_row_stride + 3 * wide.v_head_stride + 7;
+  CHECK(reinterpret_cast<const std::byte*>(last + 1) == pool + footprint.pool_bytes);
+  config.layout = Layout::kLayerMajor;
+  CHECK(KVCache::Create(config).status().code() == Code::kUnsupported);
+}
+
 TEST_CASE("A layer-major pool by hand", "[layout]") {
   // Per layer K then V, each of 5 blocks of 3 tokens: 2 heads of 4, 2 of 6; 3 of 8, 3 of 2.
   for (const Order order : kOrders) {
