@@ -4,6 +4,7 @@
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <fstream>
 #include <map>
 #include <set>
@@ -17,7 +18,7 @@ using Json = nlohmann::ordered_json;
 // What makes two rows the same one; keys that a row lacks count as null.
 std::string KeyOf(const Json& row) {
   std::string key;
-  for (const char* const name : {"op", "shape", "dtype", "backend", "hot", "pdl"}) {
+  for (const char* const name : {"op", "shape", "dtype", "backend", "hot", "pdl", "threads"}) {
     key.append(row.contains(name) ? row[name].dump() : "null").append(" ");
   }
   return key;
@@ -97,6 +98,11 @@ void Comparison::Print(const Json& rows) const {
                old ? fmt::format("{:.3f}", row["old_us"].get<double>()) : "-",
                old ? "-" : fmt::format("{:.3f}", row["median_us"].get<double>()), NameOf(row));
   }
+}
+
+bool Comparison::HasRatio(const Json& rows) {
+  return std::any_of(rows.begin(), rows.end(),
+                     [](const Json& row) { return !row["ratio"].is_null(); });
 }
 
 int Comparison::LogSlower(const Json& rows, double percent) {

@@ -8,8 +8,8 @@
 
 namespace lariat::tools {
 
-// An earlier run's rows beside this one's. A row is the same where op, shape, dtype, backend, hot
-// and pdl are.
+// An earlier run's rows beside this one's. A row is the same where op, shape, dtype, backend, hot,
+// pdl and threads are.
 class Comparison {
  public:
   // path: what --json wrote, or a document with such a list as "rows".
@@ -21,6 +21,8 @@ class Comparison {
   void Annotate(nlohmann::ordered_json& rows) const;
   // The annotated rows as a table on stdout.
   void Print(const nlohmann::ordered_json& rows) const;
+  // Whether a row was compared with one of before.
+  static bool HasRatio(const nlohmann::ordered_json& rows);
   // Logs the rows that are slower by more than so many percent; how many they are.
   static int LogSlower(const nlohmann::ordered_json& rows, double percent);
 

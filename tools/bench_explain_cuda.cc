@@ -18,8 +18,12 @@ template <class Function>
 Function* DriverCall(const char* name) {
   void* call = nullptr;
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+#if CUDART_VERSION >= 12050
   const cudaError_t asked =
       cudaGetDriverEntryPointByVersion(name, &call, 12030, cudaEnableDefault, &found);
+#else
+  const cudaError_t asked = cudaGetDriverEntryPoint(name, &call, cudaEnableDefault, &found);
+#endif
   if (asked != cudaSuccess || found != cudaDriverEntryPointSuccess) return nullptr;
   return reinterpret_cast<Function*>(call);
 }

@@ -168,6 +168,10 @@ nlohmann::ordered_json Bench::Json() const {
                     {"tflop_per_s", TflopPerS(row)},
                     {"ceiling", Ceiling(row)},
                     {"fraction", Fraction(row)}});
+    // One thread goes without saying: the key is not one of those that scripts rely on.
+    if (device_.cpu_threads() > 1 && device_.kind() == BackendKind::kCpu) {
+      list.back()["threads"] = device_.cpu_threads();
+    }
     if (explain_) list.back()["tuning"] = row.tuning;
   }
   return list;

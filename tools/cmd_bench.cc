@@ -45,6 +45,13 @@ Status CheckOptions(const BenchOptions& options) {
       return InvalidArgument(std::string("bench ") + name +
                              " has rows of its own, without --hot and --cold");
     }
+    if (options.explain) {
+      return InvalidArgument(std::string("bench ") + name +
+                             " has no tuning to tell: --explain is for operations");
+    }
+    if (options.threads != 1 && std::string_view(name) == "manager") {
+      return InvalidArgument("bench manager is timed on one thread, without --threads");
+    }
   }
   return Status::Ok();
 }
@@ -116,6 +123,10 @@ int RunBench(const BenchOptions& options) {
   if (comparison && !out.rows.empty()) {
     comparison->Annotate(out.rows);
     if (table) comparison->Print(out.rows);
+    if (options.tolerance >= 0 && !Comparison::HasRatio(out.rows)) {
+      spdlog::error("--tolerance: {} has none of these rows", options.compare);
+      out.AddExit(kExitBadUsage);
+    }
     if (options.tolerance >= 0 && Comparison::LogSlower(out.rows, options.tolerance) > 0) {
       out.AddExit(kExitCheckFailed);
     }
@@ -158,7 +169,7 @@ void AddBench(CLI::App& app, int& exit_code) {
   command
       ->add_option("--tolerance", options->tolerance,
                    "Exit code 1 where a row is slower than before by more than so many percent")
-      ->check(CLI::Range(0.0, 1e6))
+      ->check(NumberRange(0, 1e6))
       ->needs(compare);
   command
       ->add_option("--json", options->json,

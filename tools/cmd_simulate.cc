@@ -140,7 +140,10 @@ int RunSimulate(const SimulateOptions& options) {
     }
     return Simulate(inputs->trace, inputs->config);
   }();
-  if (!result.ok()) return Fail(ByFlag(result.status(), options));
+  if (!result.ok()) {
+    timeline.Drop();
+    return Fail(ByFlag(result.status(), options));
+  }
   if (Status closed = timeline.Close(); !closed.ok()) return Fail(closed);
   const Status written = WriteResults(options, *inputs, *result);
   if (!written.ok()) return Fail(written);

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <charconv>
 #include <cstdint>
+#include <sstream>
 #include <string>
 
 // Checks of a flag's text, before CLI11 makes a number of it. Without a name of their own: they add
@@ -27,6 +28,20 @@ inline CLI::Validator DecimalUint64() {
             return {};
           },
           "0..18446744073709551615"};
+}
+
+// A number in [low, high]; CLI::Range lets NaN through.
+inline CLI::Validator NumberRange(double low, double high) {
+  std::ostringstream range;
+  range << low << ".." << high;
+  return {[low, high, text = range.str()](std::string& value) -> std::string {
+            double number = 0;
+            const char* const end = value.data() + value.size();
+            const auto [rest, error] = std::from_chars(value.data(), end, number);
+            if (error == std::errc() && rest == end && number >= low && number <= high) return {};
+            return "'" + value + "'; allowed: a number in " + text;
+          },
+          range.str()};
 }
 
 // A factor that a trace's arrivals are divided by (TraceOptions::rate).

@@ -239,10 +239,13 @@ Result<Trace> LoadTrace(const SimulateOptions& options) {
       {.format = *format, .limit = options.limit, .rate = options.rate, .strict = options.strict});
 }
 
+// Also of files that are not there yet, which weakly_canonical leaves relative.
 bool SameFile(const std::string& one, const std::string& other) {
-  std::error_code ignored;
-  return one == other || std::filesystem::weakly_canonical(one, ignored) ==
-                             std::filesystem::weakly_canonical(other, ignored);
+  const auto whole = [](const std::string& path) {
+    std::error_code ignored;
+    return std::filesystem::weakly_canonical(std::filesystem::absolute(path, ignored), ignored);
+  };
+  return one == other || whole(one) == whole(other);
 }
 
 // Where the results go, before a run that may take long.
@@ -260,6 +263,14 @@ Status CheckOutputs(const SimulateOptions& options) {
       if (path.empty() || other.empty() || !SameFile(path, other)) continue;
       return InvalidArgument(other_flag + " and " + flag + " both name " +
                              (other == "-" ? "standard output" : other));
+    }
+  }
+  const std::pair<std::string, const std::string&> inputs[] = {
+      {"--trace", options.trace}, {"--model", options.model}, {"--device", options.device}};
+  for (const auto& [flag, path] : outputs) {
+    for (const auto& [input_flag, input] : inputs) {
+      if (path.empty() || path == "-" || input.empty() || !SameFile(path, input)) continue;
+      return InvalidArgument(flag + " = " + path + ": is what " + input_flag + " reads");
     }
   }
   return Status::Ok();

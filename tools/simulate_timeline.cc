@@ -4,6 +4,8 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <cmath>
+#include <filesystem>
+#include <system_error>
 
 namespace lariat::tools {
 namespace {
@@ -63,7 +65,10 @@ std::string TrackName(Track track, const char* name) {
 
 Status Timeline::Open(const std::string& path) {
   path_ = path;
-  file_ = path == "-" ? stdout : std::fopen(path.c_str(), "wb");
+  std::error_code ignored;
+  fresh_ = path != "-" && !std::filesystem::exists(path, ignored);
+  // What is there stays until there is something to write.
+  file_ = path == "-" ? stdout : std::fopen(path.c_str(), "ab");
   if (file_ == nullptr) {
     return InvalidArgument("--trace-out = " + path + ": cannot be written");
   }
@@ -73,22 +78,39 @@ Status Timeline::Open(const std::string& path) {
   Write(TrackName(kSteps, "steps"));
   Write(TrackName(kToDevice, "transfers to the device"));
   Write(TrackName(kToHost, "transfers to the host"));
+  told_ = false;
   return Status::Ok();
 }
 
 Status Timeline::Close() {
-  if (file_ == nullptr) return Status::Ok();
-  buffer_ += "\n]}\n";
-  Flush();
-  failed_ = std::fflush(file_) != 0 || failed_;
-  failed_ = (file_ != stdout && std::fclose(file_) != 0) || failed_;
-  file_ = nullptr;
+  if (file_ != nullptr) {
+    buffer_ += "\n]}\n";
+    Flush();
+  }
+  if (file_ != nullptr) {
+    failed_ = std::fflush(file_) != 0 || failed_;
+    failed_ = (file_ != stdout && std::fclose(file_) != 0) || failed_;
+    file_ = nullptr;
+  }
   if (!failed_) return Status::Ok();
   return InvalidArgument("--trace-out = " + path_ + ": not all of it could be written");
 }
 
+void Timeline::Drop() {
+  if (file_ == nullptr || told_) return;
+  if (file_ != stdout) std::fclose(file_);
+  file_ = nullptr;
+  if (fresh_) std::remove(path_.c_str());
+}
+
 void Timeline::Flush() {
-  failed_ = std::fwrite(buffer_.data(), 1, buffer_.size(), file_) != buffer_.size() || failed_;
+  if (!begun_ && file_ != stdout) {
+    std::fclose(file_);
+    file_ = std::fopen(path_.c_str(), "wb");
+  }
+  begun_ = true;
+  failed_ = file_ == nullptr ||
+            std::fwrite(buffer_.data(), 1, buffer_.size(), file_) != buffer_.size() || failed_;
   buffer_.clear();
 }
 
@@ -96,6 +118,7 @@ void Timeline::Write(const std::string& event) {
   if (file_ == nullptr) return;
   buffer_ += first_ ? "\n" : ",\n";
   first_ = false;
+  told_ = true;
   buffer_ += event;
   if (buffer_.size() >= kBufferBytes) Flush();
 }

@@ -20,9 +20,12 @@ class Timeline final : public SimulationObserver {
   Timeline& operator=(const Timeline&) = delete;
   ~Timeline() override { (void)Close(); }
 
-  // Begins the document; "-" is stdout. Errors: kInvalidArgument: the file cannot be written.
+  // Begins the document; "-" is stdout. A file that is there keeps what is in it until something
+  // happens. Errors: kInvalidArgument: the file cannot be written.
   Status Open(const std::string& path);
   bool is_open() const { return file_ != nullptr; }
+  // Leaves no document where nothing has happened; else no change.
+  void Drop();
   // Ends it. Errors: kInvalidArgument: some of it could not be written.
   Status Close();
 
@@ -40,6 +43,9 @@ class Timeline final : public SimulationObserver {
   std::string path_;
   std::FILE* file_ = nullptr;
   bool failed_ = false;
+  bool fresh_ = false;  // there was no such file
+  bool begun_ = false;  // the file is the document's
+  bool told_ = false;   // of something that happened
   bool first_ = true;
   std::string buffer_;
   std::unordered_map<std::int64_t, RequestPhase> phases_;  // of requests under way

@@ -697,10 +697,11 @@ typedef struct lariat_layer_view {
 } lariat_layer_view;
 
 /* Slots and block table are those of a group; all groups share the rest. */
-LARIAT_API lariat_code lariat_cache_host_view(lariat_cache* cache, int32_t group,
-                                              lariat_host_view* view);
 LARIAT_API lariat_code lariat_cache_view(lariat_cache* cache, int32_t group,
                                          lariat_step_view* view);
+/* As KVCache::HostView. */
+LARIAT_API lariat_code lariat_cache_host_view(lariat_cache* cache, int32_t group,
+                                              lariat_host_view* view);
 LARIAT_API lariat_code lariat_cache_layer(lariat_cache* cache, int32_t layer,
                                           lariat_layer_view* view);
 

@@ -168,6 +168,7 @@ GemmParams DownProduct(const Params& p) {
 
 GemmParams KProduct(const Params& p) {
   GemmParams g = DownProduct(p);
+  g.dependent_launch = DependentLaunch::kOff;  // not the call's first kernel
   g.columns = KWidth(p);
   g.inner = p.rank;
   g.a = p.latent;

@@ -16,7 +16,8 @@ struct BlockGroup {
   std::int64_t bytes_per_token = 0;
 };
 
-// Puts layers into groups whose blocks are to be of one size, which is that of the first group's.
+// Puts layers into groups whose blocks are to be of one size: that of the first group's, or of a
+// single layer of another kind that is larger.
 //
 // The first group keeps all tokens: it has all layers of full attention, or else all MLA layers, or
 // else, where every layer has a window, those of the widest one. The layers of another kind or

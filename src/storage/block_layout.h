@@ -42,7 +42,7 @@ struct BlockRange {
 
 // The arithmetic from (layer, K or V, block, row) to bytes, for the orders of docs/layouts.md. A
 // block holds the planes of one group's layers; blocks of all groups are as large as those of the
-// first, and nothing else is padded. In kLayerMajor the first group's planes, each with all its
+// largest, and nothing else is padded. In kLayerMajor the first group's planes, each with all its
 // blocks, divide the pool, and plane i of another group lies in the blocks' parts of plane i.
 // Immutable; all offsets are 64-bit.
 class BlockLayout {

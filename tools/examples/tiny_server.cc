@@ -79,11 +79,11 @@ void AddOptions(CLI::App& app, Options& options) {
       ->capture_default_str();
   app.add_option("--timeout", options.timeout_s,
                  "Seconds for a request to arrive, and for its answer to be taken")
-      ->check(CLI::Range(0.1, 3600.0))
+      ->check(lariat::tools::NumberRange(0.1, 3600))
       ->capture_default_str();
   app.add_option("--grace", options.grace_s,
                  "Seconds that requests may still run after SIGINT or SIGTERM")
-      ->check(CLI::Range(0.0, 3600.0))
+      ->check(lariat::tools::NumberRange(0, 3600))
       ->capture_default_str();
   app.footer("Exit codes: 0 stopped by a signal, 1 the server failed, 2 bad usage or input.");
 }

@@ -235,9 +235,10 @@ Status Products::Warmup(const GemmParams& params, void* workspace) {
   GemmParams bucket = params;
   for (bucket.rows = 1;; bucket.rows *= 2) {
     const Key key = KeyOf(bucket);
-    const Result<Choice> known = Find(bucket);
+    const bool skinny = SkinnyIsFaster(bucket);  // then nothing of cuBLASLt's is ever used
+    const Result<Choice> known = skinny ? Choice{} : Find(bucket);
     if (!known.ok()) return known.status();
-    if (!known->tried) {
+    if (!skinny && !known->tried) {
       const Result<std::vector<cublasLtMatmulAlgo_t>> proposals = Propose(bucket);
       if (!proposals.ok()) return proposals.status();
       std::vector<ProductTrial::Launch> ways;

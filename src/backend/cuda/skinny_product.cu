@@ -43,7 +43,7 @@ constexpr int kWarps = kThreads / 32;
 
 // --- What it takes, and where it is the faster one ---
 
-constexpr std::int64_t kMostRows = 64;
+constexpr int kMostRows = 64;
 constexpr std::int64_t kMostColumns = 1024;
 constexpr std::int64_t kLeastInner = 2048;
 
@@ -367,6 +367,15 @@ cudaError_t LaunchType(const GemmParams& p, const Args& a, cudaStream_t stream) 
   return out_in ? LaunchRows<T, 64, true>(p, a, stream) : LaunchRows<T, 64, false>(p, a, stream);
 }
 
+// Whether a block may have so much shared memory.
+bool Fits(std::int64_t bytes) {
+  int device = 0, most = 0;
+  return cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) ==
+             cudaSuccess &&
+         bytes <= most;
+}
+
 }  // namespace
 
 bool SkinnyIsFaster(const GemmParams& p) {
@@ -376,6 +385,7 @@ bool SkinnyIsFaster(const GemmParams& p) {
   return across % 8 == 0 && p.inner % 8 == 0 && p.columns % 4 == 0 && p.c_stride % 4 == 0 &&
          reinterpret_cast<std::uintptr_t>(p.c) % 8 == 0 &&
          AllMultiplesOf16({p.a, p.w}, {2 * p.a_stride, 2 * p.w_stride}) &&
+         Fits(Shape<kMostRows>::kBytes) &&
          KernelsWait(reinterpret_cast<const void*>(FewRowsKernel<Bf16, 16, true>));
 }
 
