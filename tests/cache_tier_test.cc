@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The host tier's cases, worked out by hand: which blocks have copies, and what becomes of them.
+#include <algorithm>
+
 #include "support/case_cache.h"
 
 namespace lariat {
@@ -137,6 +139,41 @@ TEST_CASE("Tier: what was computed meanwhile is not there twice", "[tier]") {
   CHECK(t.Feed(a, 6) == 5);
   const auto table = t.Table(b);
   CHECK(std::equal(table.begin(), table.end(), t.Table(a).begin()));
+}
+
+// Whoever holds a block holds all before it: else a hit takes a block out of the list of idle ones
+// that is not in it, and leaves one that it has.
+TEST_CASE("Tier: what was computed meanwhile is held by all that wait for its copy", "[tier]") {
+  for (const bool resumed : {false, true}) {
+    TierCache t(Config(8, 32, WritePolicy::kThrough));
+    const auto prompt = CaseCache::Range(0, 3);
+    SequenceId away = SequenceId::kNone;
+    if (resumed) {
+      away = t.Start(prompt);
+      t.Suspend(away);
+    } else {
+      t.Cache(prompt);
+    }
+    t.Flood(8);
+    const TransferId first = t.Fetch(t.Open(prompt));
+    const TransferId second = resumed ? t.Resume(away) : t.Fetch(t.Open(prompt));
+    CaseCache::Must(t.c().Close(t.Start(CaseCache::Range(0, 1))));  // computes the first block
+    t.Accept(first);
+    const SequenceId hit = t.Start(prompt);
+    const auto table = t.Table(hit);
+    const SequenceId other = t.Start(CaseCache::Range(500, 2));
+    for (const std::int32_t block : t.Table(other)) {
+      CHECK(std::find(table.begin(), table.end(), block) == table.end());
+    }
+    t.Accept(second);
+    CaseCache::Must(t.c().Close(hit));
+    CaseCache::Must(t.c().Close(other));
+    if (resumed) CaseCache::Must(t.c().Close(away));
+    const Stats stats = t.stats();
+    CHECK(stats.held_blocks == 0);
+    CHECK(stats.free_blocks + stats.idle_blocks == 8);
+    t.Flood(8);  // every block is there to be taken
+  }
 }
 
 TEST_CASE("Tier: a sequence that is closed in transit leaves what comes cached", "[tier]") {

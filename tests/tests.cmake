@@ -76,7 +76,7 @@ lariat_test(cases_tier_test SOURCES cases_tier_test.cc cases_tier_loads_test.cc
             cases_tier_groups_test.cc COST 30)
 lariat_test(host_storage_test SOURCES host_storage_test.cc support/count_new.cc)
 lariat_test(large_offset_test LOOPS SOURCES large_offset_test.cc)
-lariat_test(cache_faults_test SOURCES cache_faults_test.cc)
+lariat_test(cache_faults_test SOURCES cache_faults_test.cc support/count_new.cc)
 lariat_test(cache_footprint_test SOURCES cache_footprint_test.cc cache_refusals_test.cc
             cache_out_of_memory_test.cc support/count_new.cc)
 # (NVTX of older toolkits does not find a tool in the program itself.)

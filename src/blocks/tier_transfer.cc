@@ -292,10 +292,17 @@ void BlockManager::Attach(Transfer::Item& item) {
     NoteCached(node);
     return;
   }
-  // Computed meanwhile: whoever holds what is below it must hold this one.
-  HoldCached(block);
-  DropReference(item.block);
-  item.block = block;
+  // Computed meanwhile: whoever holds what is below it must hold this one, and so must other
+  // transfers that wait for the same copy, for they hold what is below it too.
+  const BlockId brought = item.block;
+  for (Transfer& transfer : transfers_) {
+    for (Transfer::Item& other : transfer.items) {
+      if (other.block != brought) continue;
+      HoldCached(block);
+      DropReference(brought);
+      other.block = block;
+    }
+  }
 }
 
 // The same of a block of a side.

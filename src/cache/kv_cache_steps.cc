@@ -291,11 +291,13 @@ bool KVCache::Impl::DiscardAbandoned() {
 }
 
 void KVCache::Impl::Harvest(StepRecord& record) {
-  record.event_pending = false;
   FaultRecord* fault = arrays.fault_record(SlotOf(record));
-  if (fault == nullptr || fault->kind == FaultKind::kNone) return;
-  faults.push_back({record.plan.id, fault->kind, fault->token, fault->value});
-  *fault = {};
+  if (fault == nullptr || fault->kind == FaultKind::kNone) {
+    record.event_pending = false;
+    return;
+  }
+  // Where memory is lacking, nothing has changed: the next call sees the fault again.
+  faults.reserve(faults.size() + 1);
   std::vector<const PlannedStep*> later;
   for (const StepRecord& other : ring) {
     if (other.plan.id > record.plan.id && other.plan.phase != StepPhase::kUnused) {
@@ -305,6 +307,9 @@ void KVCache::Impl::Harvest(StepRecord& record) {
   std::sort(later.begin(), later.end(),
             [](const PlannedStep* a, const PlannedStep* b) { return a->id < b->id; });
   manager.Quarantine(record.plan, later);
+  faults.push_back({record.plan.id, fault->kind, fault->token, fault->value});
+  *fault = {};
+  record.event_pending = false;
 }
 
 Result<int> KVCache::Impl::HarvestPassed() {
