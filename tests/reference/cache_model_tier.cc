@@ -379,11 +379,21 @@ void CacheModel::Attach(ModelTransfer::Item& item) {
   if (!item.place || !places_.at(*item.place).key) return;
   const IndexKey key = *places_.at(*item.place).key;
   if (const auto entry = index_.find(key); entry != index_.end()) {
-    if (entry->second == item.block) return;
-    ++blocks_.at(entry->second).pins;
-    LeaveLru(entry->second);
-    Unpin(item.block);
-    item.block = entry->second;
+    const int brought = item.block, cached = entry->second;
+    if (cached == brought) return;
+    const auto take = [&](ModelTransfer::Item& one) {
+      ++blocks_.at(cached).pins;
+      LeaveLru(cached);
+      Unpin(brought);
+      one.block = cached;
+    };
+    take(item);
+    // Others that wait for the same copy hold what is below it too.
+    for (ModelTransfer& other : transfers_) {
+      for (ModelTransfer::Item& one : other.items) {
+        if (one.block == brought) take(one);
+      }
+    }
     return;
   }
   index_[key] = item.block;
