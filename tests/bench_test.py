@@ -88,7 +88,7 @@ class Bench(unittest.TestCase):
             code, out, err = bench("append", *shapes, "--compare", old, "--json", new,
                                    "--tolerance", "0")
             self.assertEqual(code, 0, err)
-            self.assertRegex(out, r"ratio\n +[\d.]+ +[\d.]+ +0\.0+ +append hot bf16 T=2,")
+            self.assertRegex(out, r"ratio\n *[\d.]+ +[\d.]+ +0\.0+ +append hot bf16 T=2,")
             self.assertRegex(out, r" - +[\d.]+ +append hot bf16 T=3,")
             self.assertRegex(out, r"[\d.]+ +- +append hot bf16 T=9\n")
             self.assertNotIn("swap", out)
