@@ -33,7 +33,7 @@ lariat_test(session_test SOURCES session_test.cc session_api_test.cc session_bea
             session_drafts_test.cc session_tier_test.cc SESSION)
 if(NOT LARIAT_SANITIZE)
   # A million random calls of each kind; with a sanitizer it is cache_random_test's hundred thousand.
-  # Ten million take the better part of an hour: ctest -L slow.
+  # Ten million of each kind take some twelve minutes: ctest -L slow.
   lariat_test(cache_random_long_test LOOPS SOURCES cache_random_test.cc TIMEOUT 1200 COST 30)
   target_compile_definitions(cache_random_long_test PRIVATE LARIAT_RANDOM_OPERATIONS=1000000)
   lariat_test(cache_random_slow_test LOOPS SOURCES cache_random_test.cc LABEL slow TIMEOUT 7200)
