@@ -109,13 +109,19 @@ class Bench(unittest.TestCase):
             self.assertEqual(code, 1)
             self.assertRegex(err, r"append hot bf16 T=2,.*more than --tolerance 5 allows")
             self.assertEqual(bench("append", *shapes, "--compare", old)[0], 0)
+            # A bound on nothing is no bound.
+            write([])
+            code, _, err = bench("append", *shapes, "--compare", old, "--tolerance", "5")
+            self.assertEqual(code, 2)
+            self.assertIn("has none of these rows", err)
             for document in ({"a": 1}, [1], [{"op": "append"}], [{**rows[0], "op": 1}], "x"):
                 write(document)
                 code, out, err = bench("append", "--compare", old)
                 self.assertEqual((code, out), (2, ""), document)
                 self.assertIn("--compare", err)
             for wrong in (("--compare", os.path.join(folder, "none")), ("--tolerance", "5"),
-                          ("--compare", ""), ("--compare", old, "--tolerance", "-1")):
+                          ("--compare", ""), ("--compare", old, "--tolerance", "-1"),
+                          ("--compare", old, "--tolerance", "nan")):
                 code, out, err = bench("append", *wrong)
                 self.assertEqual((code, out), (2, ""), wrong)
 
@@ -202,7 +208,8 @@ class Bench(unittest.TestCase):
             self.assertEqual(list(row), ["op", "shape", "backend", "per", "median_us", "p99_us"])
             self.assertLessEqual(0, row["median_us"])
             self.assertLessEqual(row["median_us"], row["p99_us"])
-        for wrong in (("manager", "append"), ("manager", "--hot"), ("manager", "--shape", "T=1")):
+        for wrong in (("manager", "append"), ("manager", "--hot"), ("manager", "--shape", "T=1"),
+                      ("manager", "--explain"), ("manager", "--threads", "2"), ("tier", "--explain")):
             self.assertEqual(bench(*wrong)[0], 2)
 
     def test_tier(self):

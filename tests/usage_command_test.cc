@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -146,6 +147,37 @@ TEST_CASE("Where results cannot go is said before the run", "[command]") {
                });
   CHECK_FALSE(std::filesystem::exists(file));
   CHECK(test::ReadFile(folder.File("file")) == "kept");
+}
+
+std::string Text(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+TEST_CASE("An output is no input and no other output, and a file stays until there is one",
+          "[command]") {
+  const TempFolder folder;
+  const std::string trace = folder.File("trace.jsonl"), fresh = folder.File("fresh");
+  std::filesystem::copy_file(std::string(LARIAT_TEST_DATA).append("/mooncake_small.jsonl"), trace);
+  const std::string before = Text(trace);
+  for (const std::string flag : {"--json ", "--requests-out ", "--trace-out "}) {
+    const CommandResult result =
+        RunLariat("simulate --backend null --trace " + trace + " " + flag + trace);
+    CHECK(result.exit_code == 2);
+    CHECK(Has(result.err, "is what --trace reads"));
+    CHECK(Text(trace) == before);
+  }
+  // One file that is not there yet, by two names.
+  const CommandResult twice = RunLariat(kNull + "--json " + fresh + " --trace-out " +
+                                        std::filesystem::relative(fresh).string());
+  CHECK(twice.exit_code == 2);
+  CHECK(Has(twice.err, "both name"));
+  CHECK_FALSE(std::filesystem::exists(fresh));
+  // A run that cannot begin, where there is no such device.
+  std::ofstream(fresh) << "keep";
+  if (RunLariat(kLoad + " --backend cuda --trace-out " + fresh).exit_code != 0) {
+    CHECK(Text(fresh) == "keep");
+  }
 }
 
 TEST_CASE("Requests on stdout are all that it holds", "[command]") {
