@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -149,23 +148,18 @@ TEST_CASE("Where results cannot go is said before the run", "[command]") {
   CHECK(test::ReadFile(folder.File("file")) == "kept");
 }
 
-std::string Text(const std::string& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 TEST_CASE("An output is no input and no other output, and a file stays until there is one",
           "[command]") {
   const TempFolder folder;
   const std::string trace = folder.File("trace.jsonl"), fresh = folder.File("fresh");
   std::filesystem::copy_file(std::string(LARIAT_TEST_DATA).append("/mooncake_small.jsonl"), trace);
-  const std::string before = Text(trace);
+  const std::string before = test::ReadFile(trace);
   for (const std::string flag : {"--json ", "--requests-out ", "--trace-out "}) {
     const CommandResult result =
         RunLariat("simulate --backend null --trace " + trace + " " + flag + trace);
     CHECK(result.exit_code == 2);
     CHECK(Has(result.err, "is what --trace reads"));
-    CHECK(Text(trace) == before);
+    CHECK(test::ReadFile(trace) == before);
   }
   // One file that is not there yet, by two names.
   const CommandResult twice = RunLariat(kNull + "--json " + fresh + " --trace-out " +
@@ -176,7 +170,7 @@ TEST_CASE("An output is no input and no other output, and a file stays until the
   // A run that cannot begin, where there is no such device.
   std::ofstream(fresh) << "keep";
   if (RunLariat(kLoad + " --backend cuda --trace-out " + fresh).exit_code != 0) {
-    CHECK(Text(fresh) == "keep");
+    CHECK(test::ReadFile(fresh) == "keep");
   }
 }
 
