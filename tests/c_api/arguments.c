@@ -53,6 +53,8 @@ static void NoCache(void) {
   NULL_CACHE(lariat_cache_footprint(NULL, NULL));
   NULL_CACHE(lariat_cache_stats(NULL, NULL));
   NULL_CACHE(lariat_cache_clear(NULL));
+  NULL_CACHE(lariat_cache_release(NULL));
+  NULL_CACHE(lariat_cache_reacquire(NULL));
   NULL_CACHE(lariat_cache_poll(NULL, NULL));
   NULL_CACHE(lariat_cache_drain_events(NULL, NULL, 0, NULL));
   NULL_CACHE(lariat_cache_list_blocks(NULL, NULL, NULL, 0, NULL));

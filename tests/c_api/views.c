@@ -40,6 +40,8 @@ void TestTensors(void) {
   OK(cache, lariat_sequence_block_table(cache, sequence, 0, &table, &num_blocks));
   int32_t blocks[3];
   memcpy(blocks, table, sizeof blocks);
+  OK(cache, lariat_sequence_close(cache, sequence));
+  REFUSES(cache, LARIAT_NOT_READY, "2 tensors", lariat_cache_release(cache));
   /* They outlive the cache. */
   lariat_cache_destroy(cache);
   for (int t = 0; t < 12; ++t) {
@@ -64,7 +66,18 @@ void TestTensors(void) {
   OK(NULL, lariat_cache_create(&config, &cache));
   OK(cache, lariat_cache_layer_tensor(cache, 0, LARIAT_K, &keys));
   CHECK(keys->dl_tensor.dtype.code == kDLBfloat && keys->dl_tensor.dtype.bits == 16);
+  REFUSES(cache, LARIAT_NOT_READY, "1 tensors", lariat_cache_release(cache));
   keys->deleter(keys);
+
+  /* Without tensors the pool goes and comes back. */
+  OK(cache, lariat_cache_release(cache));
+  OK(cache, lariat_cache_layer(cache, 1, &view));
+  CHECK(view.k == NULL && view.v == NULL);
+  ANSWERS(cache, LARIAT_NOT_READY, lariat_sequence_open(cache, NULL, 0, NULL, &sequence));
+  OK(cache, lariat_cache_reacquire(cache));
+  OK(cache, lariat_cache_layer(cache, 1, &view));
+  CHECK(view.k != NULL && view.v != NULL);
+  OK(cache, lariat_sequence_open(cache, NULL, 0, NULL, &sequence));
   lariat_cache_destroy(cache);
 }
 
