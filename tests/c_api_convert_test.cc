@@ -297,6 +297,7 @@ TEST_CASE("C API: the inputs of a compression arrive whole", "[c_api]") {
   compress.q = MutablePlace(14);
   compress.q_token_stride = 15;
   compress.q_head_stride = 16;
+  compress.dependent_launch = LARIAT_LAUNCH_INDEX_EARLY;
   MlaCompressInputs to;
   REQUIRE(Convert(&compress, to).ok());
   CHECK(to.dtype == DType::kFP16);
@@ -319,6 +320,7 @@ TEST_CASE("C API: the inputs of a compression arrive whole", "[c_api]") {
   CHECK(to.q == Place(14));
   CHECK(to.q_token_stride == 15);
   CHECK(to.q_head_stride == 16);
+  CHECK(to.dependent_launch == DependentLaunch::kIndexEarly);
 }
 
 TEST_CASE("C API: the options of a sequence arrive whole", "[c_api]") {

@@ -619,6 +619,8 @@ typedef struct lariat_mla_compress_inputs {
   void* q; /* may be null */
   int64_t q_token_stride;
   int64_t q_head_stride;
+  int32_t dependent_launch; /* LARIAT_LAUNCH_... */
+  int32_t reserved;         /* 0 */
 } lariat_mla_compress_inputs;
 
 LARIAT_API lariat_code lariat_step_append(lariat_cache* cache, uint64_t step, int32_t layer,

@@ -214,6 +214,17 @@ void TestCompress(void) {
   inputs.path = 3;
   REFUSES(cache, LARIAT_INVALID_ARGUMENT, "path is 3",
           lariat_step_mla_compress(cache, step, 0, &inputs, NULL));
+  inputs.path = LARIAT_MLA_PATH_AUTO;
+  inputs.reserved = 1;
+  REFUSES(cache, LARIAT_UNSUPPORTED, "inputs.reserved is 1",
+          lariat_step_mla_compress(cache, step, 0, &inputs, NULL));
+  inputs.reserved = 0;
+  inputs.dependent_launch = 4;
+  REFUSES(cache, LARIAT_INVALID_ARGUMENT, "dependent_launch is 4",
+          lariat_step_mla_compress(cache, step, 0, &inputs, NULL));
+  /* As compiled before there was that field. */
+  inputs.struct_size = offsetof(lariat_mla_compress_inputs, dependent_launch);
+  OK(cache, lariat_step_mla_compress(cache, step, 0, &inputs, NULL));
   OK(cache, lariat_step_commit(cache, step, NULL, 0, NULL));
   float k[kTokens * kHeads * kKeyDim], v[kTokens * kHeads * kValueDim];
   OK(cache, lariat_sequence_read_rows(cache, sequence, 0, 0, kTokens, k, v));
