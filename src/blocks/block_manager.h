@@ -283,9 +283,8 @@ class BlockManager {
   }
   bool IsPlain(const PlannedStep& step, std::size_t index, const StepCommit& commit,
                const Sequence& sequence) const;
-  bool SettlePlain(PlannedStep& step, std::span<const StepCommit> commits);
+  Status SettlePlain(PlannedStep& step, std::span<const StepCommit> commits);
   void UndoSettle(PlannedStep& step);
-  Status CheckOthers(const PlannedStep& step, std::span<const StepCommit> commits);
   void SettleItem(PlannedStep& step, std::size_t index, const StepCommit* commit);
   void SettleBlocks(PlannedStep& step, std::size_t index, std::int64_t end);
   void FetchToSettle(const PlannedStep& step, std::size_t n) const;

@@ -17,19 +17,25 @@ namespace lariat::blocks {
 // Inlined always, as FetchToReserve: the compiler leaves out calls of what seems to do nothing.
 [[gnu::always_inline]] inline void BlockManager::FetchToSettle(const PlannedStep& step,
                                                                std::size_t n) const {
-  const auto entry = [&](std::size_t ahead) {
-    return step.items[step.others[std::min(n + ahead, step.others.size() - 1)]].sequence;
+  const auto item = [&](std::size_t times) -> const PlannedItem& {
+    const std::size_t ahead = std::min(n + times * kFetchAhead, step.others.size() - 1);
+    return step.items[step.others[ahead]];
   };
-  sequences_.Prefetch(entry(3 * kFetchAhead));
-  sequences_.PrefetchTable(entry(3 * kFetchAhead));
-  const int further = entry(2 * kFetchAhead), near = entry(kFetchAhead);
-  sequences_.at(further).ids.Prefetch();
+  const PlannedItem &near = item(1), &further = item(2), &far = item(3);
+  sequences_.Prefetch(far.sequence);
+  sequences_.at(further.sequence).ids.Prefetch();
+  if (near.new_blocks > 0) pool_.Prefetch(step.undo[near.first_taken].block);
   if (!config_.reuse) return;
-  sequences_.PrefetchTableEnd(further);
-  const std::vector<BlockId>& table = sequences_.at(near).table;
+  if (far.ends_block) sequences_.PrefetchTable(far.sequence);
+  if (further.ends_block) sequences_.PrefetchTableEnd(further.sequence);
+  if (!near.ends_block) return;
+  const BlockTable& table = sequences_.at(near.sequence).table;
   for (std::size_t b = table.size(); b > 0 && b + 2 > table.size(); --b) {
     pool_.Prefetch(table[b - 1]);
     index_.Prefetch(table[b - 1]);
+  }
+  if (table.size() > PrefixIndex::kAhead) {
+    index_.Prefetch(table[table.size() - 1 - PrefixIndex::kAhead]);
   }
 }
 
@@ -39,16 +45,11 @@ Status BlockManager::Commit(PlannedStep& step, std::span<const StepCommit> commi
   if (live_[0] != &step) {
     return NotReady("step " + std::to_string(live_[0]->id) + " is live and was planned earlier");
   }
-  step.in_order = commits.size() == step.rows.size();
-  if (!step.in_order || !SettlePlain(step, commits)) {
-    step.in_order = false;
-    if (Status matched = MatchCommits(step, commits); !matched.ok()) return matched;
-    SettlePlain(step, commits);
-  }
+  if (Status matched = MatchCommits(step, commits); !matched.ok()) return matched;
   try {
-    if (Status checked = CheckOthers(step, commits); !checked.ok()) {
+    if (Status settled = SettlePlain(step, commits); !settled.ok()) {
       UndoSettle(step);
-      return checked;
+      return settled;
     }
   } catch (...) {
     UndoSettle(step);
@@ -111,36 +112,49 @@ inline bool BlockManager::IsPlain(const PlannedStep& step, std::size_t index,
          !sequence.retains && BlocksToIndex(sequence, end, end) == 0;
 }
 
-// Ends such items, and lists the others. From the last one to the first, as Plan went the other
-// way: what it touched last is still in the processor's caches. False, and nothing is done, where
-// an entry is not its item's, though the step says that they are in one order.
-bool BlockManager::SettlePlain(PlannedStep& step, std::span<const StepCommit> commits) {
+// Ends such items. Of the others it makes a list, checks their entries, and makes room for what
+// they may release. From the last item to the first, as Plan went the other way: what it touched
+// last is still in the processor's caches.
+Status BlockManager::SettlePlain(PlannedStep& step, std::span<const StepCommit> commits) {
+  Status refused;             // of the first item that is
+  std::int64_t releases = 0;  // blocks behind the kept rows, and those that merge
   step.others.clear();
   for (std::size_t i = step.rows.size(); i-- > 0;) {
     if (i >= 2 * kFetchAhead) sequences_.Prefetch(step.items[i - 2 * kFetchAhead].sequence);
     if (i >= kFetchAhead) sequences_.at(step.items[i - kFetchAhead].sequence).ids.Prefetch();
     const StepRows& rows = step.rows[i];
-    const StepCommit* const commit = CommitOf(step, i, commits);
-    if (step.in_order && commit->sequence != rows.sequence) {
-      UndoSettle(step);
-      return false;
-    }
     Sequence& sequence = sequences_.at(step.items[i].sequence);
-    if (commit == nullptr || !IsPlain(step, i, *commit, sequence)) {
-      step.others.push_back(static_cast<std::int32_t>(i));
+    const StepCommit* const commit = CommitOf(step, i, commits);
+    if (commit != nullptr && IsPlain(step, i, *commit, sequence)) {
+      assert(sequence.settled == rows.start);
+      const std::int64_t end = rows.start + rows.count;
+      tokens_committed_ += rows.count;
+      sequence.settled = end;
+      if (sequence.last_step == step.id) sequence.planned = end;
+      for (const TokenId token : commit->tokens) sequence.ids.push_back(token);
+      --sequence.live_steps;  // last_step may stay: no step has that number any more
+      if (config_.track_writes) SettleBlocks(step, i, end);
       continue;
     }
-    const std::int64_t end = rows.start + rows.count;
-    assert(sequence.settled == rows.start);
-    tokens_committed_ += rows.count;
-    sequence.settled = end;
-    if (sequence.last_step == step.id) sequence.planned = end;
-    for (const TokenId token : commit->tokens) sequence.ids.push_back(token);
-    --sequence.live_steps;  // last_step may stay: no step has that number any more
-    if (config_.track_writes) SettleBlocks(step, i, end);
+    step.others.push_back(static_cast<std::int32_t>(i));
+    if (!sequence.open || sequence.id != rows.sequence) continue;  // closed since
+    std::int64_t kept = rows.count, given = 0;
+    if (commit != nullptr) {
+      if (Status s = CheckEntry(step, i, *commit, sequence); !s.ok()) {
+        refused = std::move(s);
+        continue;
+      }
+      kept = commit->kept;
+      given = std::ssize(commit->tokens);
+    }
+    const std::int64_t end = EndOf(step, i, kept);
+    if (sequence.last_step == step.id) releases += BlocksFor(sequence.reach) - BlocksFor(end);
+    releases += BlocksToIndex(sequence, end, sequence.known() + given);
   }
+  if (!refused.ok()) return refused;
   std::reverse(step.others.begin(), step.others.end());
-  return true;
+  ReserveReleases(releases * GroupCount());
+  return {};
 }
 
 // Takes back what SettlePlain did. The step is the oldest one that is live, so nothing else has
@@ -158,27 +172,6 @@ void BlockManager::UndoSettle(PlannedStep& step) {
     ++sequence.live_steps;
   }
   step.written.clear();
-}
-
-// Checks what SettlePlain left, and makes room for what it may release: blocks behind the kept
-// rows, and those that merge.
-Status BlockManager::CheckOthers(const PlannedStep& step, std::span<const StepCommit> commits) {
-  std::int64_t count = 0;
-  for (const std::size_t i : step.others) {
-    const Sequence& sequence = sequences_.at(step.items[i].sequence);
-    if (!sequence.open || sequence.id != step.rows[i].sequence) continue;  // closed since
-    std::int64_t kept = step.rows[i].count, given = 0;
-    if (const StepCommit* const commit = CommitOf(step, i, commits)) {
-      if (Status s = CheckEntry(step, i, *commit, sequence); !s.ok()) return s;
-      kept = commit->kept;
-      given = std::ssize(commit->tokens);
-    }
-    const std::int64_t end = EndOf(step, i, kept);
-    if (sequence.last_step == step.id) count += BlocksFor(sequence.reach) - BlocksFor(end);
-    count += BlocksToIndex(sequence, end, sequence.known() + given);
-  }
-  ReserveReleases(count * GroupCount());
-  return {};
 }
 
 Status BlockManager::CheckEntry(const PlannedStep& step, std::size_t index,

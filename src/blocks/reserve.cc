@@ -75,8 +75,8 @@ void BlockManager::ReserveItem(PlannedStep& step, std::size_t i) {
   Sequence& sequence = sequences_.at(item.sequence);
   const auto tail = static_cast<std::size_t>(BlockAt(rows.start));
   if (item.first_plan) {
-    const auto hit = sequence.match_path.begin();
-    sequence.table.assign(hit, hit + sequence.match_blocks);
+    sequence.table.assign(
+        std::span(sequence.match_path).first(static_cast<std::size_t>(sequence.match_blocks)));
     sequence.indexed = sequence.match_blocks;
     TakeHitSides(sequence, rows.hit);
   }

@@ -173,7 +173,7 @@ void BlockManager::DropTable(Sequence& sequence) {
     });
   }
   // Those that become idle gather at the table's end, which is not needed any more.
-  std::vector<BlockId>& table = sequence.table;
+  BlockTable& table = sequence.table;
   std::size_t first_idle = table.size();
   for (std::size_t n = table.size(); n-- > 0;) {
     const BlockId block = table[n];
