@@ -33,11 +33,11 @@ namespace lariat::blocks {
 // The rules are those of lariat/kv_cache.h, whose comments are not repeated here.
 //
 // Files: block_manager.cc (sequences), match.cc, plan.cc, plan_rows.cc and reserve.cc (Plan, Undo,
-// Prepare), commit.cc, settle.cc (Discard, the end of a step), index_blocks.cc, sides.cc (groups
+// Prepare), commit.cc, settle.cc (Discard, ends of steps), index_blocks.cc, sides.cc (groups
 // besides the first one), keep.cc (pins, removal), retain.cc (retention, quotas), tier.cc,
-// tier_suspend.cc, tier_transfer.cc (the host tier), quarantine.cc, inspect.cc (Snapshot). Cost:
-// O(1) per running sequence and step; O(blocks) where a sequence starts, forks or ends. Threads:
-// externally synchronised. Time, addresses and device events are never consulted.
+// tier_suspend.cc, tier_transfer.cc (the host tier), quarantine.cc, inspect.cc (Snapshot).
+// Cost: O(1) per running sequence and step; O(blocks) where a sequence starts, forks or ends.
+// Threads: externally synchronised. Time, addresses and device events are never consulted.
 class BlockManager {
  public:
   explicit BlockManager(const ManagerConfig& config);
@@ -238,12 +238,7 @@ class BlockManager {
     sequence.last_step = next_step_;
     ++sequence.live_steps;
   }
-  void UndoJoin(const PlannedItem& item) {
-    Sequence& sequence = sequences_.at(item.sequence);
-    sequence.planned = sequence.reach = item.old_planned;
-    sequence.last_step = item.previous_step;
-    --sequence.live_steps;
-  }
+  void UndoJoin(const PlannedItem& item);
 
   // plan_rows.cc
   Status CheckPositions(const StepItem& item) const;
@@ -277,10 +272,6 @@ class BlockManager {
     return std::max<std::int64_t>(
         0, BlockAt(std::min<std::int64_t>(settled, known)) - sequence.indexed);
   }
-  // Where the first `kept` rows of an item end.
-  static std::int64_t EndOf(const PlannedStep& step, std::size_t index, std::int64_t kept) {
-    return std::min<std::int64_t>(step.rows[index].start + kept, step.items[index].limit);
-  }
   bool IsPlain(const PlannedStep& step, std::size_t index, const StepCommit& commit,
                const Sequence& sequence) const;
   Status SettlePlain(PlannedStep& step, std::span<const StepCommit> commits);
@@ -288,17 +279,6 @@ class BlockManager {
   void SettleItem(PlannedStep& step, std::size_t index, const StepCommit* commit);
   void SettleBlocks(PlannedStep& step, std::size_t index, std::int64_t end);
   void FetchToSettle(const PlannedStep& step, std::size_t n) const;
-  // Of the Commit that was matched: the item's entry, or null.
-  static const StepCommit* CommitOf(const PlannedStep& step, std::size_t index,
-                                    std::span<const StepCommit> commits) {
-    if (step.in_order) return &commits[index];
-    const std::int32_t commit = step.items[index].commit;
-    return commit < 0 ? nullptr : &commits[static_cast<std::size_t>(commit)];
-  }
-  void IndexFullBlocks(Sequence& sequence) {
-    if (BlocksToIndex(sequence, sequence.settled, sequence.known()) > 0) IndexNewBlocks(sequence);
-    if (sequence.retains) RetainNewBlocks(sequence);
-  }
 
   // settle.cc
   void ReserveReleases(std::int64_t count);
@@ -326,6 +306,7 @@ class BlockManager {
   }
 
   // index_blocks.cc
+  void IndexFullBlocks(Sequence& sequence);
   void IndexNewBlocks(Sequence& sequence);
   void IndexTail(Sequence& sequence);
   NodeId Index(std::int32_t parent, std::span<const TokenId> tokens, BlockId block);

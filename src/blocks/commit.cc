@@ -61,7 +61,7 @@ Status BlockManager::Commit(PlannedStep& step, std::span<const StepCommit> commi
     const auto i = static_cast<std::size_t>(step.others[n]);
     const Sequence& sequence = sequences_.at(step.items[i].sequence);
     if (sequence.open && sequence.id == step.rows[i].sequence) {
-      SettleItem(step, i, CommitOf(step, i, commits));
+      SettleItem(step, i, step.EntryOf(i, commits));
     }
     closed |= LeaveItem(step, i);
   }
@@ -119,12 +119,13 @@ Status BlockManager::SettlePlain(PlannedStep& step, std::span<const StepCommit> 
   Status refused;             // of the first item that is
   std::int64_t releases = 0;  // blocks behind the kept rows, and those that merge
   step.others.clear();
+  assert(step.written.empty());
   for (std::size_t i = step.rows.size(); i-- > 0;) {
     if (i >= 2 * kFetchAhead) sequences_.Prefetch(step.items[i - 2 * kFetchAhead].sequence);
     if (i >= kFetchAhead) sequences_.at(step.items[i - kFetchAhead].sequence).ids.Prefetch();
     const StepRows& rows = step.rows[i];
     Sequence& sequence = sequences_.at(step.items[i].sequence);
-    const StepCommit* const commit = CommitOf(step, i, commits);
+    const StepCommit* const commit = step.EntryOf(i, commits);
     if (commit != nullptr && IsPlain(step, i, *commit, sequence)) {
       assert(sequence.settled == rows.start);
       const std::int64_t end = rows.start + rows.count;
@@ -147,7 +148,7 @@ Status BlockManager::SettlePlain(PlannedStep& step, std::span<const StepCommit> 
       kept = commit->kept;
       given = std::ssize(commit->tokens);
     }
-    const std::int64_t end = EndOf(step, i, kept);
+    const std::int64_t end = step.EndOf(i, kept);
     if (sequence.last_step == step.id) releases += BlocksFor(sequence.reach) - BlocksFor(end);
     releases += BlocksToIndex(sequence, end, sequence.known() + given);
   }
@@ -206,7 +207,7 @@ void BlockManager::SettleItem(PlannedStep& step, std::size_t index, const StepCo
   const PlannedItem& item = step.items[index];
   Sequence& sequence = sequences_.at(item.sequence);
   const std::int64_t end =
-      EndOf(step, index, commit == nullptr ? step.rows[index].count : commit->kept);
+      step.EndOf(index, commit == nullptr ? step.rows[index].count : commit->kept);
   tokens_committed_ += std::max<std::int64_t>(0, end - rows.start);
   sequence.settled = end;
   if (sequence.last_step == step.id) {  // no later rows: the sequence ends here

@@ -206,6 +206,13 @@ void BlockManager::UndoBlocks(PlannedStep& step) {
   step.phase = StepPhase::kUnused;
 }
 
+void BlockManager::UndoJoin(const PlannedItem& item) {
+  Sequence& sequence = sequences_.at(item.sequence);
+  sequence.planned = sequence.reach = item.old_planned;
+  sequence.last_step = item.previous_step;
+  --sequence.live_steps;
+}
+
 // Of a plan that fails: of its sequences only those of plain items have changed.
 void BlockManager::UndoFill(PlannedStep& step) {
   for (const PlannedItem& item : step.items) {

@@ -77,8 +77,8 @@ inline bool BlockManager::AddPlain(const StepItem& item, PlannedStep& step) {
   if (sequence.stamp == stamp_ || sequence.reach != sequence.planned || sides_.any()) return false;
   const std::int64_t start = sequence.planned, count = item.num_tokens;
   const std::int64_t tail = BlockAt(start), tail_end = (tail + 1) * config_.block_size;
-  if (sequence.settled <= tail * config_.block_size || sequence.first_dirty != tail + 1)
-    return false;
+  if (sequence.settled <= tail * config_.block_size) return false;
+  if (sequence.first_dirty != tail + 1) return false;
   const std::int64_t most = std::min({tail_end - start, sequence.max_length - start,
                                       config_.max_tokens_per_step - step.num_tokens});
   if (count < 1 || count > most || item.num_drafts < 0 || item.num_drafts >= count) return false;

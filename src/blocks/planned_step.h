@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -106,6 +109,16 @@ struct PlannedStep {
   std::vector<SideCopy> side_copies;  // by item, then by side
   std::vector<BlockId> side_tails;    // [items, sides]: as PlannedItem::tail_block
 
+  // Where the first `kept` rows of an item end.
+  std::int64_t EndOf(std::size_t index, std::int64_t kept) const {
+    return std::min<std::int64_t>(rows[index].start + kept, items[index].limit);
+  }
+  // Of the Commit that runs, once it is matched: the item's entry, or null.
+  const StepCommit* EntryOf(std::size_t index, std::span<const StepCommit> commits) const {
+    if (in_order) return &commits[index];
+    const std::int32_t commit = items[index].commit;
+    return commit < 0 ? nullptr : &commits[static_cast<std::size_t>(commit)];
+  }
   // Takes over the long lists of a step that has ended, which are still in the processor's caches:
   // nobody needs them any more.
   void TakeLists(PlannedStep& ended) {

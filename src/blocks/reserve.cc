@@ -43,9 +43,7 @@ BlockId BlockManager::Take(std::vector<UndoEntry>& undo, std::vector<BlockId>& v
 [[gnu::always_inline]] inline void BlockManager::FetchToReserve(const PlannedStep& step,
                                                                 std::size_t n) const {
   const auto entry = [&](std::size_t ahead) {
-    const auto i =
-        static_cast<std::size_t>(step.others[std::min(n + ahead, step.others.size() - 1)]);
-    return step.items[i].sequence;
+    return step.items[step.others[std::min(n + ahead, step.others.size() - 1)]].sequence;
   };
   sequences_.PrefetchTableEnd(entry(kFetchAhead));
   sequences_.PrefetchTable(entry(2 * kFetchAhead));

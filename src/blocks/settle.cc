@@ -42,7 +42,7 @@ Status BlockManager::CheckDiscard(const PlannedStep& step) {
   std::int64_t count = std::ssize(step.releases) + std::ssize(step.items);
   for (std::size_t i = 0; i < step.items.size(); ++i) {
     const PlannedItem& item = step.items[i];
-    const std::int64_t end = item.first_plan ? 0 : EndOf(step, i, /*kept=*/0);
+    const std::int64_t end = item.first_plan ? 0 : step.EndOf(i, /*kept=*/0);
     const std::int64_t behind = std::ssize(sequences_.at(item.sequence).table) - BlocksFor(end);
     count += std::max<std::int64_t>(0, behind);
   }
@@ -71,7 +71,7 @@ void BlockManager::DiscardItem(PlannedStep& step, std::size_t index) {
     ShrinkTable(sequence, 0, &step);
     return;
   }
-  const std::int64_t end = EndOf(step, index, /*kept=*/0);
+  const std::int64_t end = step.EndOf(index, /*kept=*/0);
   sequence.planned = sequence.reach = end;
   ShrinkTable(sequence, BlocksFor(end), &step);
   const std::int64_t tail = rows.start / config_.block_size;
