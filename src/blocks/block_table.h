@@ -41,9 +41,15 @@ class BlockTable {
   BlockId* end() { return data_ + size_; }
   const BlockId* begin() const { return data_; }
   const BlockId* end() const { return data_ + size_; }
-  BlockId& operator[](std::size_t n) { return data_[n]; }
-  const BlockId& operator[](std::size_t n) const { return data_[n]; }
-  BlockId back() const { return data_[size_ - 1]; }
+  BlockId& operator[](std::size_t n) {
+    assert(n < size_);
+    return data_[n];
+  }
+  const BlockId& operator[](std::size_t n) const {
+    assert(n < size_);
+    return data_[n];
+  }
+  BlockId back() const { return (*this)[size_ - 1]; }
 
   // REQUIRES of all that follows: the list does not grow beyond its memory.
   void push_back(BlockId block) {
