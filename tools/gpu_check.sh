@@ -51,20 +51,23 @@ fi
 # $1: of compute-sanitizer's tools, $2: a test program. Says how it went.
 sanitize_one() {
   local tool=$1 program=build/release/tests/$2 log=build/release/sanitize/$1.$2.log
-  local begin=$SECONDS verdict=clean
-  # This project's kernels. In those of cuBLAS, whose copies are asynchronous, racecheck sees
-  # hazards that are none, and takes most of its time. initcheck must see all that writes, though.
-  local ours=(--kernel-name kernel_substring=lariat) selection=()
-  if [[ $tool == initcheck ]]; then
-    ours=()
-    # It ends each launch before the next call, so no stream can be late under it.
-    [[ $2 == cache_graph_test ]] && selection=("~Two steps*")
+  local begin=$SECONDS verdict=clean options=(--error-exitcode 9) selection=()
+  case $tool in
+    # Tests ask for more memory than there is.
+    memcheck) options+=(--report-api-errors no) ;;
+    # It must see all that writes, cuBLAS's kernels too, and ends each launch before the next call, so
+    # that no stream can be late under it.
+    initcheck) [[ $2 == cache_graph_test ]] && selection=("~Two steps*" "~K164*") ;;
+  esac
+  # This project's kernels. In those of cuBLAS, whose copies are asynchronous, racecheck sees hazards
+  # that are none, and takes most of its time.
+  [[ $tool == initcheck ]] || options+=(--kernel-name kernel_substring=lariat)
+  "$sanitizer" --tool "$tool" "${options[@]}" "$program" "${selection[@]}" >"$log" 2>&1 ||
+    verdict=FAILED
+  if grep -q "terminated before first instrumented API call" "$log" &&
+    grep -q "All tests passed\|^test cases:.* skipped" "$log" && ! grep -q " failed" "$log"; then
+    verdict="uses no device"
   fi
-  "$sanitizer" --tool "$tool" "${ours[@]}" --error-exitcode 9 "$program" "${selection[@]}" \
-    >"$log" 2>&1 || verdict=FAILED
-  # What launches nothing was not looked at.
-  grep -q "No CUDA\|Target application terminated before first instrumented" "$log" &&
-    [[ $verdict == clean ]] && verdict="no device used"
   echo "gpu_check: $tool $2: $verdict in $((SECONDS - begin)) s"
   [[ $verdict != FAILED ]]
 }
@@ -72,9 +75,11 @@ sanitize_one() {
 if ((sanitize)); then
   sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
   mkdir -p build/release/sanitize
-  # All programs, but offsets past 2^32 bytes, which would take hours, and what uses no device.
-  programs=$(cd build/release/tests && ls -- *_test | grep -v "^large_offset_test\|^cache_random_.*_test")
-  export sanitizer
+  # All programs, but offsets past 2^32 bytes, which would take hours; what uses no device; and the
+  # one that is a profiler itself, of which there can be one in a process.
+  none='^(large_offset_test|cache_random_.*_test|device_range_test)$'
+  programs=$(cd build/release/tests && printf '%s\n' *_test | grep -Ev "$none")
+  export sanitizer LARIAT_FEW_CASES=1
   export -f sanitize_one
   for tool in memcheck racecheck initcheck synccheck; do
     for program in $programs; do echo "$tool $program"; done

@@ -13,12 +13,11 @@
 // memory, and there is no second launch. A tile is 40 columns, so that 576 of them are the 15
 // clusters of 8 that the machine takes at once.
 //
-// On an H200, 7168 -> 576, bf16, hot, in a graph with dependent launch, measured before the last
-// pass of a tile had a bound (Copier::room, which costs 0.4 us with 64 rows): 3.1 us for 2
-// rows, 3.2 for 16, 4.1 for 32, 5.5 for 64; cuBLASLt's best 5.9 to 6.4. Weights as [inner,
-// columns]: 4.1 for 8, 6.6 for 64. Next, first of all: that bound for the last pass alone. Tried,
-// and slower: clusters of 7 and 4 (14 and 7 us for 64 rows), tiles of 32 and 72, clusters of 16 (7
-// at a time: 15 us); a cluster's barrier that orders memory instead of counted messages (0.9 us);
+// On an H200, 7168 -> 576, bf16, hot, in a graph with dependent launch: 3.1 us for 2 rows, 3.2 for
+// 16, 4.1 for 32, 5.5 for 64; cuBLASLt's best 5.9 to 6.4. Weights as [inner, columns]: 4.1 for 8,
+// 6.6 for 64. Tried, and slower: a bound on passes that the compiler does not know (0.4 us for 64
+// rows); clusters of 7 and 4 (14 and 7 us for 64 rows), tiles of 32 and 72, clusters of 16 (7 at a
+// time: 15 us); a cluster's barrier that orders memory instead of counted messages (0.9 us);
 // all warps along the inner dimension for 64 rows (1 us); weights before the wait of a dependent
 // launch (no gain). Next: rows by multicast to the tiles that share them; 64 rows are bound by what
 // L2 gives, 22 MB at 6.7 TB/s.
