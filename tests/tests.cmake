@@ -78,7 +78,7 @@ lariat_test(host_storage_test SOURCES host_storage_test.cc support/count_new.cc)
 lariat_test(large_offset_test LOOPS SOURCES large_offset_test.cc)
 lariat_test(cache_faults_test SOURCES cache_faults_test.cc support/count_new.cc)
 lariat_test(cache_footprint_test SOURCES cache_footprint_test.cc cache_refusals_test.cc
-            cache_out_of_memory_test.cc support/count_new.cc)
+            cache_refused_steps_test.cc cache_out_of_memory_test.cc support/count_new.cc)
 # (NVTX of older toolkits does not find a tool in the program itself.)
 if(TARGET CUDA::nvtx3 AND CUDAToolkit_VERSION VERSION_GREATER_EQUAL 13)
   lariat_test(device_range_test SOURCES device_range_test.cc)

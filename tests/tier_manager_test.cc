@@ -32,8 +32,7 @@ struct Manager {
     REQUIRE(m.Plan(std::span(&item, 1), {}, step, nullptr).ok());
     m.Prepare(step);
     m.WritesStarted();
-    REQUIRE(m.CheckCommit(step, {}).ok());
-    m.Commit(step, {});
+    REQUIRE(m.Commit(step, {}).ok());
     m.WritesStarted();
   }
   SequenceId Start(const std::vector<TokenId>& prompt, PlannedStep& step) {
@@ -111,8 +110,7 @@ TEST_CASE("Tier manager: a fence covers a tail that is written in place", "[tier
     const StepItem item{id, count, 0, {}};
     REQUIRE(m.Plan(std::span(&item, 1), {}, step, nullptr).ok());
     m.Prepare(step);
-    REQUIRE(m.CheckCommit(step, {}).ok());
-    m.Commit(step, {});
+    REQUIRE(m.Commit(step, {}).ok());
   };
   feed(a, 6);
   const SequenceId b = *m.Fork(a, 6);

@@ -211,10 +211,11 @@ Result<SequenceId> BlockManager::Fork(SequenceId id, std::int64_t length) {
   child.indexed = std::min<std::int64_t>(parent.indexed, length / config_.block_size);
   child.ids.assign(
       parent.ids.all().first(static_cast<std::size_t>(std::min(parent.known(), length))));
-  child.table.assign(parent.table.begin(), parent.table.begin() + BlocksFor(length));
+  const auto blocks = static_cast<std::size_t>(BlocksFor(length));
+  child.table.assign(std::span(parent.table).first(blocks));
   for (std::size_t side = 0; side < sides_.count(); ++side) {
     const SideTable& from = parent.sides[side];
-    child.sides[side].table.assign(from.table.begin(), from.table.begin() + BlocksFor(length));
+    child.sides[side].table.assign(std::span(from.table).first(blocks));
     child.sides[side].slid = std::min(from.slid, BlocksFor(length));
   }
   ForEachHeld(child, [&](BlockId block) { pool_.Claim(block); });

@@ -33,9 +33,9 @@ namespace lariat::blocks {
 // The rules are those of lariat/kv_cache.h, whose comments are not repeated here.
 //
 // Files: block_manager.cc (sequences), match.cc, plan.cc, plan_rows.cc and reserve.cc (Plan, Undo,
-// Prepare), settle.cc (Commit, Discard), index_blocks.cc, sides.cc (groups besides the first one),
-// keep.cc (pins, removal), retain.cc (retention, quotas), tier.cc, tier_suspend.cc,
-// tier_transfer.cc (the host tier), quarantine.cc, inspect.cc (Snapshot).
+// Prepare), commit.cc, settle.cc (Discard, ends of steps), index_blocks.cc, sides.cc (groups
+// besides the first one), keep.cc (pins, removal), retain.cc (retention, quotas), tier.cc,
+// tier_suspend.cc, tier_transfer.cc (the host tier), quarantine.cc, inspect.cc (Snapshot).
 // Cost: O(1) per running sequence and step; O(blocks) where a sequence starts, forks or ends.
 // Threads: externally synchronised. Time, addresses and device events are never consulted.
 class BlockManager {
@@ -82,10 +82,7 @@ class BlockManager {
   void Undo(PlannedStep& step);
   // Host side of Prepare: the plan can no longer be undone.
   void Prepare(PlannedStep& step);
-  // Checks a Commit; changes nothing.
-  Status CheckCommit(PlannedStep& step, std::span<const StepCommit> commits);
-  // REQUIRES: CheckCommit said Ok.
-  void Commit(PlannedStep& step, std::span<const StepCommit> commits);
+  Status Commit(PlannedStep& step, std::span<const StepCommit> commits);
   // Checks a Discard; changes nothing.
   Status CheckDiscard(const PlannedStep& step);
   void Discard(PlannedStep& step);
@@ -225,37 +222,49 @@ class BlockManager {
   // plan.cc
   // So many sequences before a step comes to one it has it fetched.
   static constexpr std::size_t kFetchAhead = 16;
-  Status CheckPositions(const StepItem& item) const;
-  Status CheckItems(std::span<const StepItem> items);
   Status Fill(std::span<const StepItem> items, const StepShape& shape, PlannedStep& step,
               PlanFailure* failure);
+  void Unshare(PlannedStep& step);
+  bool MayReturn(BlockId tail, std::size_t index, const PlannedStep& step) const;
+  Status CheckRoom(const PlannedStep& step, PlanFailure* failure) const;
+  void UndoAll(std::vector<UndoEntry>& undo);
+  void UndoBlocks(PlannedStep& step);
+  void UndoFill(PlannedStep& step);
+  // The plan's rows join the sequence, and what undoes that.
+  void Join(Sequence& sequence, const StepRows& rows, PlannedItem& item) const {
+    sequence.planned = rows.start + item.certain;
+    sequence.reach = rows.start + rows.count;
+    item.previous_step = sequence.last_step;
+    sequence.last_step = next_step_;
+    ++sequence.live_steps;
+  }
+  void UndoJoin(const PlannedItem& item);
+
+  // plan_rows.cc
+  Status CheckPositions(const StepItem& item) const;
+  Status CheckItem(const StepItem& item);
+  bool AddPlain(const StepItem& item, PlannedStep& step);
+  Status AddItems(std::span<const StepItem> items, PlannedStep& step);
   void Claim(BlockId block, std::vector<UndoEntry>& undo);
   void ClaimPath(std::span<const BlockId> path, std::vector<UndoEntry>& undo);
   // Of a block of tokens in all groups.
   std::int64_t GroupCount() const { return 1 + static_cast<std::int64_t>(sides_.count()); }
   void ClaimHit(Sequence& sequence, PlannedStep& step, PlannedItem& item, bool copy_idle);
   void AddPositions(const StepItem& item, std::int64_t count, PlannedStep& step) const;
-  bool AddDecodeRows(const StepItem& item, PlannedStep& step) const;
   Status AddRows(const StepItem& item, PlannedStep& step);
   Status ApplyShape(const StepShape& shape, PlannedStep& step) const;
-  void Unshare(PlannedStep& step);
-  bool MayReturn(BlockId tail, std::size_t index, const PlannedStep& step) const;
-  Status CheckRoom(const PlannedStep& step, PlanFailure* failure) const;
-  void UndoAll(std::vector<UndoEntry>& undo);
-  void UndoBlocks(PlannedStep& step);
 
   // reserve.cc
   void Reserve(PlannedStep& step);
-  void FetchToReserve(const PlannedStep& step, std::size_t index) const;
+  void FetchToReserve(const PlannedStep& step, std::size_t n) const;
   void ReserveItem(PlannedStep& step, std::size_t index);
   BlockId Take(std::vector<UndoEntry>& undo, std::vector<BlockId>& victims);
   void EnsureCapacity(std::int64_t blocks);
 
-  // settle.cc
+  // commit.cc
   Status MatchCommits(PlannedStep& step, std::span<const StepCommit> commits);
   static Status CheckEntry(const PlannedStep& step, std::size_t index, const StepCommit& commit,
                            const Sequence& sequence);
-  void ReserveReleases(std::int64_t count);
   // The full blocks that would enter the index, or merge, with so many settled rows and known ids.
   std::int64_t BlocksToIndex(const Sequence& sequence, std::int64_t settled,
                              std::int64_t known) const {
@@ -263,30 +272,19 @@ class BlockManager {
     return std::max<std::int64_t>(
         0, BlockAt(std::min<std::int64_t>(settled, known)) - sequence.indexed);
   }
-  // Where the first `kept` rows of an item end.
-  static std::int64_t EndOf(const PlannedStep& step, std::size_t index, std::int64_t kept) {
-    return std::min<std::int64_t>(step.rows[index].start + kept, step.items[index].limit);
-  }
   bool IsPlain(const PlannedStep& step, std::size_t index, const StepCommit& commit,
                const Sequence& sequence) const;
-  void SettlePlain(PlannedStep& step, std::size_t index, const StepCommit& commit);
+  Status SettlePlain(PlannedStep& step, std::span<const StepCommit> commits);
+  void UndoSettle(PlannedStep& step);
   void SettleItem(PlannedStep& step, std::size_t index, const StepCommit* commit);
   void SettleBlocks(PlannedStep& step, std::size_t index, std::int64_t end);
+  void FetchToSettle(const PlannedStep& step, std::size_t n) const;
+
+  // settle.cc
+  void ReserveReleases(std::int64_t count);
   void DiscardItem(PlannedStep& step, std::size_t index);
   bool LeaveItem(const PlannedStep& step, std::size_t index);
   void EndStep(PlannedStep& step, bool discarded, bool closed);
-  void FetchToCommit(const PlannedStep& step, std::size_t index) const;
-  // Of the Commit that was matched: the item's entry, or null.
-  static const StepCommit* CommitOf(const PlannedStep& step, std::size_t index,
-                                    std::span<const StepCommit> commits) {
-    if (step.in_order) return &commits[index];
-    const std::int32_t commit = step.items[index].commit;
-    return commit < 0 ? nullptr : &commits[static_cast<std::size_t>(commit)];
-  }
-  void IndexFullBlocks(Sequence& sequence) {
-    if (BlocksToIndex(sequence, sequence.settled, sequence.known()) > 0) IndexNewBlocks(sequence);
-    if (sequence.retains) RetainNewBlocks(sequence);
-  }
   void ShrinkTable(Sequence& sequence, std::int64_t blocks, PlannedStep* only = nullptr);
   void Release(const Sequence& sequence, BlockId block);
   void ReleaseWith(PlannedStep& step, BlockId block, int sequence);
@@ -308,6 +306,7 @@ class BlockManager {
   }
 
   // index_blocks.cc
+  void IndexFullBlocks(Sequence& sequence);
   void IndexNewBlocks(Sequence& sequence);
   void IndexTail(Sequence& sequence);
   NodeId Index(std::int32_t parent, std::span<const TokenId> tokens, BlockId block);

@@ -6,6 +6,11 @@
 
 namespace lariat::blocks {
 
+void BlockManager::IndexFullBlocks(Sequence& sequence) {
+  if (BlocksToIndex(sequence, sequence.settled, sequence.known()) > 0) IndexNewBlocks(sequence);
+  if (sequence.retains) RetainNewBlocks(sequence);
+}
+
 // Puts the sequence's full blocks with known ids into the index, one below the other. A block whose
 // equal is indexed already gives way to that one.
 // REQUIRES: there are some.

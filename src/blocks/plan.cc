@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plan, its exact undoing, and the host side of Prepare.
 //
-// A plan goes: check the items; claim all prefix hits and count rows; let go of shared or indexed
+// A plan goes: check the items, claim all prefix hits and count rows; let go of shared or indexed
 // tails; check that there is room; take blocks. Every change to a block is logged, so that any step
-// of this can be taken back. Sequences change last, when nothing can fail any more.
+// of this can be taken back. Sequences change last, when nothing can fail any more, but for those
+// of plain items, which are done with at once (AddPlain) and taken back where the plan fails.
 #include <algorithm>
 #include <cassert>
 #include <string>
@@ -38,7 +39,11 @@ Status BlockManager::CheckReady() const {
 Status BlockManager::Plan(std::span<const StepItem> items, const StepShape& shape,
                           PlannedStep& step, PlanFailure* failure) {
   if (Status ready = CheckReady(); !ready.ok()) return ready;
-  if (Status checked = CheckItems(items); !checked.ok()) return checked;
+  if (static_cast<std::int64_t>(items.size()) > config_.max_sequences) {
+    return InvalidArgument("items: " + std::to_string(items.size()) +
+                           " sequences; allowed are max_sequences " +
+                           std::to_string(config_.max_sequences));
+  }
   copy_idle_ = true;
   try {
     Status filled = Fill(items, shape, step, failure);
@@ -46,19 +51,19 @@ Status BlockManager::Plan(std::span<const StepItem> items, const StepShape& shap
       const bool no_room =
           filled.code() == Code::kResourceExhausted || filled.code() == Code::kNeverFits;
       const bool copies_idle = no_room && CopiesIdle(step);
-      UndoBlocks(step);
+      UndoFill(step);
       if (!copies_idle) return filled;
       // An idle block that a hit is copied from cannot make room: try without such hits.
       copy_idle_ = false;
       if (Status again = Fill(items, shape, step, failure); !again.ok()) {
-        UndoBlocks(step);
+        UndoFill(step);
         // Without them there may be more rows than a step can have, which the items did not ask
         // for.
         return again.code() == Code::kInvalidArgument ? filled : again;
       }
     }
   } catch (...) {
-    UndoBlocks(step);
+    UndoFill(step);
     throw;
   }
   if (has_tier()) step.fence = FenceOf(step);
@@ -67,88 +72,6 @@ Status BlockManager::Plan(std::span<const StepItem> items, const StepShape& shap
   step.phase = StepPhase::kPlanned;
   plan_ = &step;
   return {};
-}
-
-Status BlockManager::CheckPositions(const StepItem& item) const {
-  const auto given = static_cast<std::int64_t>(item.positions.size());
-  const bool all_sections = given % config_.position_sections == 0 &&
-                            given / config_.position_sections == item.num_tokens;
-  if (given != item.num_tokens && !all_sections) {
-    return InvalidArgument("positions of " + NameOf(item.sequence) + ": " + std::to_string(given) +
-                           " given for num_tokens " + std::to_string(item.num_tokens) + " and " +
-                           std::to_string(config_.position_sections) + " sections");
-  }
-  for (const std::int32_t position : item.positions) {
-    if (position < 0 || position >= config_.max_tokens_per_sequence) {
-      return InvalidArgument("position " + std::to_string(position) + " of " +
-                             NameOf(item.sequence) + ": the table holds 0 to " +
-                             std::to_string(config_.max_tokens_per_sequence - 1));
-    }
-  }
-  return {};
-}
-
-Status BlockManager::CheckItems(std::span<const StepItem> items) {
-  if (static_cast<std::int64_t>(items.size()) > config_.max_sequences) {
-    return InvalidArgument("items: " + std::to_string(items.size()) +
-                           " sequences; allowed are max_sequences " +
-                           std::to_string(config_.max_sequences));
-  }
-  ++stamp_;
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    if (i + kFetchAhead < items.size()) sequences_.Prefetch(items[i + kFetchAhead].sequence);
-    const StepItem& item = items[i];
-    Sequence* const found = sequences_.Find(item.sequence);
-    if (found == nullptr || !found->usable()) return FindUsable(item.sequence).status();
-    Sequence& sequence = *found;
-    if (sequence.stamp == stamp_) return InvalidArgument(NameOf(item.sequence) + " is named twice");
-    sequence.stamp = stamp_;
-    if (item.num_tokens < 1) {
-      return InvalidArgument("num_tokens " + std::to_string(item.num_tokens) + " of " +
-                             NameOf(item.sequence) + ": allowed are 1 and more");
-    }
-    if (item.num_drafts < 0 || item.num_drafts >= item.num_tokens) {
-      return InvalidArgument("num_drafts " + std::to_string(item.num_drafts) + " of " +
-                             NameOf(item.sequence) + ": allowed are 0 to num_tokens - 1, " +
-                             std::to_string(item.num_tokens - 1));
-    }
-    if (!item.positions.empty()) {
-      if (Status given = CheckPositions(item); !given.ok()) return given;
-    }
-    if (sequence.reach > sequence.planned) {
-      return NotReady(NameOf(item.sequence) + " has undecided drafts: commit step " +
-                      std::to_string(sequence.last_step) + " first");
-    }
-  }
-  return {};
-}
-
-// AddRows of what most items are: rows behind others, in a tail of the sequence's own. False, and
-// nothing is done, where it is something else, or wrong.
-inline bool BlockManager::AddDecodeRows(const StepItem& item, PlannedStep& step) const {
-  const int entry = SequenceTable::IndexOf(item.sequence);
-  const Sequence& sequence = sequences_.at(entry);
-  const std::int64_t start = sequence.planned, count = item.num_tokens;
-  if (!sequence.owns_tail || !sequence.started || !item.positions.empty()) return false;
-  if (count > sequence.max_length - start) return false;
-  if (step.num_tokens + count > config_.max_tokens_per_step) return false;
-  const std::int64_t end = start + count;
-  StepRows& rows = step.rows.emplace_back();
-  rows.sequence = item.sequence;
-  rows.first_row = step.num_tokens;
-  rows.start = start;
-  rows.count = count;
-  PlannedItem& planned = step.items.emplace_back();
-  planned.sequence = entry;
-  planned.old_planned = static_cast<std::int32_t>(start);
-  planned.certain = static_cast<std::int32_t>(count - item.num_drafts);
-  planned.limit = static_cast<std::int32_t>(end);
-  planned.first_new_block = static_cast<std::int32_t>(BlocksFor(start));
-  planned.new_blocks = static_cast<std::int32_t>(BlocksFor(end)) - planned.first_new_block;
-  planned.ends_block = BeginsBlock(end);
-  step.needed += planned.new_blocks * GroupCount();
-  step.num_tokens += count;
-  return true;
 }
 
 Status BlockManager::Fill(std::span<const StepItem> items, const StepShape& shape,
@@ -161,6 +84,7 @@ Status BlockManager::Fill(std::span<const StepItem> items, const StepShape& shap
   step.tails_unknown = false;
   step.rows.clear();
   step.items.clear();
+  step.others.clear();
   step.positions.clear();
   step.victims.clear();
   step.copies.clear();
@@ -168,12 +92,7 @@ Status BlockManager::Fill(std::span<const StepItem> items, const StepShape& shap
   step.releases.clear();
   step.written.clear();
   step.side_copies.clear();
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    if (i + kFetchAhead < items.size()) sequences_.Prefetch(items[i + kFetchAhead].sequence);
-    const StepItem& item = items[i];
-    if (AddDecodeRows(item, step)) continue;
-    if (Status added = AddRows(item, step); !added.ok()) return added;
-  }
+  if (Status added = AddItems(items, step); !added.ok()) return added;
   if (Status shaped = ApplyShape(shape, step); !shaped.ok()) return shaped;
   if (step.tails_unknown) Unshare(step);
   if (Status room = CheckRoom(step, failure); !room.ok()) return room;
@@ -186,11 +105,11 @@ Status BlockManager::Fill(std::span<const StepItem> items, const StepShape& shap
 // copy still has to read it, but counts as gone: in item order, the last holder writes in place,
 // unless a Discard would give those rows back to who has let go of them (see MayReturn).
 void BlockManager::Unshare(PlannedStep& step) {
-  const std::size_t most = step.rows.size() * static_cast<std::size_t>(GroupCount());
+  const std::size_t most = step.others.size() * static_cast<std::size_t>(GroupCount());
   step.undo.reserve(step.undo.size() + most);
   step.releases.reserve(step.releases.size() + most);
-  step.side_copies.reserve(step.side_copies.size() + step.rows.size() * sides_.count());
-  for (std::size_t i = 0; i < step.rows.size(); ++i) {
+  step.side_copies.reserve(step.side_copies.size() + step.others.size() * sides_.count());
+  for (const std::size_t i : step.others) {
     const std::int64_t start = step.rows[i].start;
     if (step.items[i].first_plan || BeginsBlock(start)) continue;
     const Sequence& sequence = sequences_.at(step.items[i].sequence);
@@ -287,6 +206,21 @@ void BlockManager::UndoBlocks(PlannedStep& step) {
   step.phase = StepPhase::kUnused;
 }
 
+void BlockManager::UndoJoin(const PlannedItem& item) {
+  Sequence& sequence = sequences_.at(item.sequence);
+  sequence.planned = sequence.reach = item.old_planned;
+  sequence.last_step = item.previous_step;
+  --sequence.live_steps;
+}
+
+// Of a plan that fails: of its sequences only those of plain items have changed.
+void BlockManager::UndoFill(PlannedStep& step) {
+  for (const PlannedItem& item : step.items) {
+    if (item.plain) UndoJoin(item);
+  }
+  UndoBlocks(step);
+}
+
 void BlockManager::Undo(PlannedStep& step) {
   assert(plan_ == &step);
   for (std::size_t i = 0; i < step.rows.size(); ++i) {
@@ -298,9 +232,7 @@ void BlockManager::Undo(PlannedStep& step) {
       sequence.table[static_cast<std::size_t>(step.rows[i].start / config_.block_size)] =
           item.cow_source;
     }
-    sequence.planned = sequence.reach = item.old_planned;
-    sequence.last_step = item.previous_step;
-    --sequence.live_steps;
+    UndoJoin(item);
     sequence.owns_tail = false;
     if (item.first_plan) {
       sequence.started = false;
@@ -323,9 +255,8 @@ void BlockManager::Undo(PlannedStep& step) {
 void BlockManager::Prepare(PlannedStep& step) {
   assert(plan_ == &step);
   for (const BlockId victim : step.victims) Evict(victim);
-  for (std::size_t i = 0; i < step.items.size(); ++i) {
+  for (const std::size_t i : step.others) {
     const PlannedItem& item = step.items[i];
-    if (!item.dirty && !item.moved && !item.first_plan) continue;  // as most are
     Sequence& sequence = sequences_.at(item.sequence);
     sequence.first_dirty = BlocksFor(sequence.reach);  // what is new is on its way
     // Keys turned by other angles must not be found by the tokens alone.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which rows a plan has: prefix hits, counts and positions.
+// Which rows a plan has: checks of the items, prefix hits, counts and positions.
 #include <algorithm>
 #include <cassert>
 #include <string>
@@ -20,6 +20,107 @@ bool FollowsIndex(std::span<const std::int32_t> positions, const StepRows& rows)
 }
 
 }  // namespace
+
+Status BlockManager::CheckPositions(const StepItem& item) const {
+  const auto given = static_cast<std::int64_t>(item.positions.size());
+  const bool all_sections = given % config_.position_sections == 0 &&
+                            given / config_.position_sections == item.num_tokens;
+  if (given != item.num_tokens && !all_sections) {
+    return InvalidArgument("positions of " + NameOf(item.sequence) + ": " + std::to_string(given) +
+                           " given for num_tokens " + std::to_string(item.num_tokens) + " and " +
+                           std::to_string(config_.position_sections) + " sections");
+  }
+  for (const std::int32_t position : item.positions) {
+    if (position < 0 || position >= config_.max_tokens_per_sequence) {
+      return InvalidArgument("position " + std::to_string(position) + " of " +
+                             NameOf(item.sequence) + ": the table holds 0 to " +
+                             std::to_string(config_.max_tokens_per_sequence - 1));
+    }
+  }
+  return {};
+}
+
+// Stamps the item's sequence.
+Status BlockManager::CheckItem(const StepItem& item) {
+  Result<Sequence*> found = FindUsable(item.sequence);
+  if (!found.ok()) return found.status();
+  Sequence& sequence = **found;
+  if (sequence.stamp == stamp_) return InvalidArgument(NameOf(item.sequence) + " is named twice");
+  sequence.stamp = stamp_;
+  if (item.num_tokens < 1) {
+    return InvalidArgument("num_tokens " + std::to_string(item.num_tokens) + " of " +
+                           NameOf(item.sequence) + ": allowed are 1 and more");
+  }
+  if (item.num_drafts < 0 || item.num_drafts >= item.num_tokens) {
+    return InvalidArgument("num_drafts " + std::to_string(item.num_drafts) + " of " +
+                           NameOf(item.sequence) + ": allowed are 0 to num_tokens - 1, " +
+                           std::to_string(item.num_tokens - 1));
+  }
+  if (!item.positions.empty()) {
+    if (Status given = CheckPositions(item); !given.ok()) return given;
+  }
+  if (sequence.reach > sequence.planned) {
+    return NotReady(NameOf(item.sequence) + " has undecided drafts: commit step " +
+                    std::to_string(sequence.last_step) + " first");
+  }
+  return {};
+}
+
+// All that Plan does for what most items of a step of decoding are: rows behind settled ones, in a
+// block of the sequence's own that has room for them. No block changes hands then, and no table
+// changes, so neither the rest of Plan nor Prepare comes back to the item. False, and nothing is
+// done, where it is something else, or wrong.
+inline bool BlockManager::AddPlain(const StepItem& item, PlannedStep& step) {
+  Sequence* const found = sequences_.Find(item.sequence);
+  if (found == nullptr || !found->usable() || !found->owns_tail || !found->started) return false;
+  Sequence& sequence = *found;
+  if (sequence.stamp == stamp_ || sequence.reach != sequence.planned || sides_.any()) return false;
+  const std::int64_t start = sequence.planned, count = item.num_tokens;
+  const std::int64_t tail = BlockAt(start), tail_end = (tail + 1) * config_.block_size;
+  if (sequence.settled <= tail * config_.block_size) return false;
+  if (sequence.first_dirty != tail + 1) return false;
+  const std::int64_t most = std::min({tail_end - start, sequence.max_length - start,
+                                      config_.max_tokens_per_step - step.num_tokens});
+  if (count < 1 || count > most || item.num_drafts < 0 || item.num_drafts >= count) return false;
+  if (!item.positions.empty()) return false;
+  sequence.stamp = stamp_;
+  StepRows& rows = step.rows.emplace_back();
+  rows.sequence = item.sequence;
+  rows.first_row = step.num_tokens;
+  rows.start = start;
+  rows.count = count;
+  PlannedItem& planned = step.items.emplace_back();
+  planned.sequence = SequenceTable::IndexOf(item.sequence);
+  planned.plain = planned.tail_held = true;
+  planned.ends_block = start + count == tail_end;
+  planned.old_planned = static_cast<std::int32_t>(start);
+  planned.certain = static_cast<std::int32_t>(count - item.num_drafts);
+  planned.limit = static_cast<std::int32_t>(start + count);
+  planned.first_new_block = static_cast<std::int32_t>(tail + 1);
+  // Read only where somebody wants to know: it is a line of memory for each sequence.
+  if (has_tier() || config_.track_writes) {
+    planned.tail_block = sequence.table[static_cast<std::size_t>(tail)];
+  }
+  Join(sequence, rows, planned);
+  step.num_tokens += count;
+  return true;
+}
+
+Status BlockManager::AddItems(std::span<const StepItem> items, PlannedStep& step) {
+  step.rows.reserve(items.size());
+  step.items.reserve(items.size());
+  step.others.reserve(items.size());
+  ++stamp_;
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    if (i + kFetchAhead < items.size()) sequences_.Prefetch(items[i + kFetchAhead].sequence);
+    const StepItem& item = items[i];
+    if (AddPlain(item, step)) continue;
+    if (Status checked = CheckItem(item); !checked.ok()) return checked;
+    step.others.push_back(static_cast<std::int32_t>(i));
+    if (Status added = AddRows(item, step); !added.ok()) return added;
+  }
+  return {};
+}
 
 // REQUIRES: room in `undo`.
 void BlockManager::Claim(BlockId block, std::vector<UndoEntry>& undo) {

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -35,10 +38,9 @@ struct alignas(64) PlannedItem {
   int sequence = -1;  // entry in the SequenceTable
   bool first_plan = false;
   bool moved = false;           // positions other than the index, and no key that says so
-  bool dirty : 1 = false;       // the table differs from the resident row
   bool ends_block : 1 = false;  // the last row is the last one of a block
   bool tail_held : 1 = false;   // the block that the first row is in holds settled rows; no copy
-  bool plain : 1 = false;       // of the Commit that runs: see BlockManager::IsPlain
+  bool plain : 1 = false;       // see BlockManager::AddPlain
   std::int32_t certain = 0;     // leading rows that Commit must keep
   std::int32_t limit = 0;       // rows at or past this index of the sequence were truncated
   std::int64_t position_offset = -1;  // into PlannedStep::positions; -1: none given
@@ -94,6 +96,9 @@ struct PlannedStep {
   bool tails_unknown = false;  // of some item it has to be seen whether its tail is its own
   std::vector<StepRows> rows;
   std::vector<PlannedItem> items;  // parallel to rows
+  // Those that take more than a step's first pass over them: of the plan until it is prepared, then
+  // of the Commit that runs. Indices of items, in their order.
+  std::vector<std::int32_t> others;
   std::vector<std::int32_t> positions;
   std::vector<BlockId> victims;  // erased from the index at Prepare
   std::vector<CowCopy> copies;   // to run at Prepare
@@ -104,11 +109,22 @@ struct PlannedStep {
   std::vector<SideCopy> side_copies;  // by item, then by side
   std::vector<BlockId> side_tails;    // [items, sides]: as PlannedItem::tail_block
 
+  // Where the first `kept` rows of an item end.
+  std::int64_t EndOf(std::size_t index, std::int64_t kept) const {
+    return std::min<std::int64_t>(rows[index].start + kept, items[index].limit);
+  }
+  // Of the Commit that runs, once it is matched: the item's entry, or null.
+  const StepCommit* EntryOf(std::size_t index, std::span<const StepCommit> commits) const {
+    if (in_order) return &commits[index];
+    const std::int32_t commit = items[index].commit;
+    return commit < 0 ? nullptr : &commits[static_cast<std::size_t>(commit)];
+  }
   // Takes over the long lists of a step that has ended, which are still in the processor's caches:
   // nobody needs them any more.
   void TakeLists(PlannedStep& ended) {
     rows.swap(ended.rows);
     items.swap(ended.items);
+    others.swap(ended.others);
     undo.swap(ended.undo);
   }
 };

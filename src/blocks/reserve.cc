@@ -41,12 +41,13 @@ BlockId BlockManager::Take(std::vector<UndoEntry>& undo, std::vector<BlockId>& v
 
 // Has fetched what Reserve touches some items after this one.
 [[gnu::always_inline]] inline void BlockManager::FetchToReserve(const PlannedStep& step,
-                                                                std::size_t index) const {
-  const PlannedItem& near = step.items[std::min(index + kFetchAhead, step.items.size() - 1)];
-  const PlannedItem& far = step.items[std::min(index + 2 * kFetchAhead, step.items.size() - 1)];
-  sequences_.Prefetch(near.sequence);
-  if (near.new_blocks > 0) sequences_.PrefetchTableEnd(near.sequence);
-  if (far.new_blocks > 0) sequences_.PrefetchTable(far.sequence);
+                                                                std::size_t n) const {
+  const auto entry = [&](std::size_t ahead) {
+    return step.items[step.others[std::min(n + ahead, step.others.size() - 1)]].sequence;
+  };
+  sequences_.PrefetchTableEnd(entry(kFetchAhead));
+  sequences_.PrefetchTable(entry(2 * kFetchAhead));
+  sequences_.Prefetch(entry(3 * kFetchAhead));
 }
 
 void BlockManager::Reserve(PlannedStep& step) {
@@ -54,46 +55,26 @@ void BlockManager::Reserve(PlannedStep& step) {
   if (pool_.unlimited()) EnsureCapacity(pool_.total() + step.needed);
   step.undo.reserve(step.undo.size() + needed);
   step.victims.reserve(needed);
-  step.copies.reserve(step.rows.size() * static_cast<std::size_t>(GroupCount()));
+  step.copies.reserve(step.others.size() * static_cast<std::size_t>(GroupCount()));
   step.side_tails.assign(step.rows.size() * sides_.count(), kNoBlock);
   const std::size_t tails = step.rows.size() * static_cast<std::size_t>(GroupCount());
   if (config_.track_writes) step.written.reserve(tails + needed);
   // Nothing below fails: a table has room for a sequence's greatest length.
-  const bool wants_tails = has_tier() || config_.track_writes;
-  for (std::size_t i = 0; i < step.rows.size(); ++i) {
-    FetchToReserve(step, i);
-    const StepRows& rows = step.rows[i];
-    PlannedItem& item = step.items[i];
-    Sequence& sequence = sequences_.at(item.sequence);
-    if (item.new_blocks == 0 && sequence.owns_tail && !sides_.any()) {  // as most are
-      const std::int64_t tail = BlockAt(rows.start);
-      item.tail_held = sequence.settled > tail * config_.block_size;
-      // Read only where somebody wants to know: it is a line of memory for each sequence.
-      if (!item.tail_held || wants_tails) {
-        item.tail_block = sequence.table[static_cast<std::size_t>(tail)];
-      }
-    } else {
-      ReserveItem(step, i);
-    }
-    sequence.started = true;
-    sequence.planned = rows.start + item.certain;
-    sequence.reach = rows.start + rows.count;
-    item.dirty = sequence.first_dirty != BlocksFor(sequence.reach);
-    item.previous_step = sequence.last_step;
-    sequence.last_step = next_step_;
-    ++sequence.live_steps;
+  for (std::size_t n = 0; n < step.others.size(); ++n) {
+    FetchToReserve(step, n);
+    ReserveItem(step, static_cast<std::size_t>(step.others[n]));
   }
 }
 
-// Gives an item its blocks: those of its hit, a copy, new ones.
+// Gives an item its blocks: those of its hit, a copy, new ones. Its sequence joins the step.
 void BlockManager::ReserveItem(PlannedStep& step, std::size_t i) {
   const StepRows& rows = step.rows[i];
   PlannedItem& item = step.items[i];
   Sequence& sequence = sequences_.at(item.sequence);
   const auto tail = static_cast<std::size_t>(BlockAt(rows.start));
   if (item.first_plan) {
-    const auto hit = sequence.match_path.begin();
-    sequence.table.assign(hit, hit + sequence.match_blocks);
+    sequence.table.assign(
+        std::span(sequence.match_path).first(static_cast<std::size_t>(sequence.match_blocks)));
     sequence.indexed = sequence.match_blocks;
     TakeHitSides(sequence, rows.hit);
   }
@@ -123,6 +104,8 @@ void BlockManager::ReserveItem(PlannedStep& step, std::size_t i) {
     sequence.table.push_back(Take(step.undo, step.victims));
     for (SideTable& side : sequence.sides) side.table.push_back(Take(step.undo, step.victims));
   }
+  sequence.started = true;
+  Join(sequence, rows, item);
 }
 
 }  // namespace lariat::blocks

@@ -14,8 +14,9 @@ SequenceTable::SequenceTable(int max_open, std::int64_t ids_capacity, std::int64
                              std::size_t sides)
     : max_open_(max_open),
       ids_capacity_(ids_capacity),
-      table_capacity_(table_capacity),
-      sides_(sides) {
+      table_capacity_(static_cast<std::size_t>(table_capacity)),
+      sides_(sides),
+      tables_((1 + sides_) * table_capacity_, static_cast<std::size_t>(max_open)) {
   free_rows_.reserve(static_cast<std::size_t>(max_open));
   for (int row = max_open - 1; row >= 0; --row) free_rows_.push_back(row);
 }
@@ -31,18 +32,22 @@ void SequenceTable::AddEntry() {
   Sequence fresh;
   Sequence& entry = fresh;
   entry.ids.reserve(static_cast<std::size_t>(ids_capacity_));
-  entry.table.reserve(static_cast<std::size_t>(table_capacity_));
   entry.sides.resize(sides_);
-  for (SideTable& side : entry.sides) {
-    side.table.reserve(static_cast<std::size_t>(table_capacity_));
-  }
   const auto grow = [&](auto& list) {
     if (list.capacity() == index) list.reserve(2 * index + kEntriesAtOnce);
   };
   grow(entries_);
   free_entries_.reserve(entries_.capacity());
   grow(lives_);
+  std::span<BlockId> tables = tables_.Take();
   // Nothing below allocates.
+  const auto next = [&] {
+    const auto table = tables.first(table_capacity_);
+    tables = tables.subspan(table_capacity_);
+    return BlockTable(table);
+  };
+  entry.table = next();
+  for (SideTable& side : entry.sides) side.table = next();
   entries_.push_back(&chunks_.back().emplace_back(std::move(fresh)));
   lives_.push_back(0);
   free_entries_.push_back(static_cast<int>(index));

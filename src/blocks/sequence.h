@@ -9,6 +9,7 @@
 
 #include "base/huge_pages.h"
 #include "blocks/block_pool.h"
+#include "blocks/block_table.h"
 #include "blocks/length.h"
 #include "blocks/prefix_index.h"
 #include "blocks/token_list.h"
@@ -22,7 +23,7 @@ std::string NameOf(SequenceId id);
 
 // A sequence's blocks of one of the cache's other groups.
 struct SideTable {
-  std::vector<BlockId> table;  // as long as Sequence::table
+  BlockTable table;            // as long as Sequence::table
   std::int64_t slid = 0;       // leading entries that are given back: kNoBlock
   std::vector<HostId> places;  // suspended: from entry `slid` on
 };
@@ -63,7 +64,7 @@ struct alignas(128) Sequence {
 
   TokenList ids;
 
-  std::vector<BlockId> table;
+  BlockTable table;
   int row = -1;  // of the resident block tables; -1 once closed
   RootId root = 0;
   std::uint32_t rope_choice = 0;  // tables that its keys turn by
@@ -124,7 +125,7 @@ class SequenceTable {
   // The same of where its table is, and of that one's end.
   void PrefetchTable(int index) const { __builtin_prefetch(&entries_[index]->table); }
   void PrefetchTableEnd(int index) const {
-    const std::vector<BlockId>& table = entries_[index]->table;
+    const BlockTable& table = entries_[index]->table;
     __builtin_prefetch(table.data() + table.size(), 1);
   }
   Sequence& at(int index) { return *entries_[index]; }
@@ -142,7 +143,7 @@ class SequenceTable {
  private:
   const int max_open_;
   const std::int64_t ids_capacity_;
-  const std::int64_t table_capacity_;
+  const std::size_t table_capacity_;
   const std::size_t sides_;
   int open_count_ = 0;
   // Entries side by side. The first chunk has room for all that are open at once; later ones, never
@@ -150,6 +151,7 @@ class SequenceTable {
   static constexpr std::size_t kEntriesAtOnce = 64;
   void AddEntry();
   std::vector<HugePageVector<Sequence>> chunks_;
+  BlockTableMemory tables_;
   std::vector<Sequence*> entries_;
   std::vector<std::uint32_t> lives_;  // by entry: times it was opened
   std::vector<int> free_entries_;

@@ -135,7 +135,8 @@ void BlockManager::TakeHitSides(Sequence& sequence, std::int64_t hit) const {
     SideTable& of_side = sequence.sides[side];
     const std::int64_t first = sides_.reach(side).First(hit) / config_.block_size;
     of_side.slid = std::min(first, sequence.match_blocks);
-    of_side.table.assign(static_cast<std::size_t>(of_side.slid), kNoBlock);
+    of_side.table.clear();
+    of_side.table.resize(static_cast<std::size_t>(of_side.slid));
     for (std::int64_t b = of_side.slid; b < sequence.match_blocks; ++b) {
       of_side.table.push_back(sides_.page(sequence.table[static_cast<std::size_t>(b)], side));
     }
@@ -185,8 +186,8 @@ void BlockManager::TakeCopies(PlannedStep& step, std::size_t item, std::size_t t
   Sequence& sequence = sequences_.at(step.items[item].sequence);
   for (SideCopy& copy : SideCopiesOf(step, item)) {
     copy.target = Take(step.undo, step.victims);
-    std::vector<BlockId>& table = sequence.sides[static_cast<std::size_t>(copy.side)].table;
-    if (table.size() <= tail) table.resize(tail + 1, kNoBlock);
+    BlockTable& table = sequence.sides[static_cast<std::size_t>(copy.side)].table;
+    if (table.size() <= tail) table.resize(tail + 1);
     table[tail] = copy.target;
     if (copy.source == kNoBlock) continue;
     step.copies.push_back({{copy.source, pool_.generation(copy.source)},

@@ -261,7 +261,8 @@ void BlockManager::Land(Transfer& transfer, bool failed) {
     return LetGo(transfer);
   }
   for (SideTable& side : sequence->sides) {
-    side.table.assign(static_cast<std::size_t>(side.slid), kNoBlock);
+    side.table.clear();
+    side.table.resize(static_cast<std::size_t>(side.slid));
   }
   for (const Transfer::Item& item : transfer.items) {
     auto& table = item.side < 0 ? sequence->table

@@ -58,6 +58,7 @@ KVCache::Impl::Impl(const CacheConfig& config_in, Device device_in,
     // What a step of decoding takes, so that it allocates nothing.
     record.plan.rows.reserve(sequences);
     record.plan.items.reserve(sequences);
+    record.plan.others.reserve(sequences);
     record.plan.undo.reserve(4 * sequences * groups);
     record.plan.victims.reserve(sequences * groups);
     record.plan.copies.reserve(sequences * groups);

@@ -90,7 +90,7 @@ Status KVCache::Impl::ReadRows(SequenceId id, int layer, std::int64_t first, std
   if (!stream.ok()) return stream.status();
   RowsOut k_out(planes.k, count, k), v_out(planes.v, count, v);
   const int block_size = config.block_size;
-  const std::vector<std::int32_t>& table =
+  const blocks::BlockTable& table =
       group == 0 ? sequence.table : sequence.sides[static_cast<std::size_t>(group - 1)].table;
   for (std::int64_t at = first; at < first + count;) {
     const auto row = static_cast<int>(at % block_size);

@@ -229,9 +229,10 @@ Status KVCache::Impl::Commit(std::uint64_t id, std::span<const StepCommit> commi
     return NotReady(Name(id) + " is not prepared");
   }
   if (Status s = CheckStream(stream); !s.ok()) return s;
-  if (Status s = manager.CheckCommit(record->plan, commits); !s.ok()) return s;
+  // First, as a Commit cannot be taken back. Where it is refused the event means nothing: nobody
+  // looks at it before it is recorded again.
   if (Status s = device.Record(record->event, stream); !s.ok()) return s;
-  manager.Commit(record->plan, commits);
+  if (Status s = manager.Commit(record->plan, commits); !s.ok()) return s;
   NoteEnd(*record);
   DiscardAbandoned();
   Publish();
