@@ -10,6 +10,7 @@
 #include "support/fault_backend.h"
 #include "support/late_world.h"
 #include "support/random_tier.h"
+#include "support/sanitized.h"
 
 namespace lariat {
 namespace {
@@ -83,7 +84,7 @@ WorldOptions OptionsOf(int seed) {
   return options;
 }
 
-constexpr int kSeeds = 36;
+constexpr int kSeeds = testing::HalfIfSanitized(36);
 
 void AtOnce(Stream, const std::function<void()>& work) { work(); }
 
