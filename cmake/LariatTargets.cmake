@@ -26,8 +26,11 @@ endfunction()
 # lariat_compile_quickly(NAME): for a program whose time goes into the libraries that it calls. To
 # optimise its own code would cost more, above all with what a sanitizer adds, than it gains.
 function(lariat_compile_quickly name)
-  set(optimised $<OR:$<CONFIG:Release>,$<BOOL:${LARIAT_SANITIZE}>>)
-  target_compile_options(${name} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,${optimised}>:-O0>)
+  set(level $<$<CONFIG:Release>:-O0>)
+  if(LARIAT_SANITIZE)
+    set(level -O0)
+  endif()
+  target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${level}>)
 endfunction()
 
 # lariat_precompile(NAME [HEADERS...]): with a sanitizer, what most files of NAME include is read once,

@@ -94,7 +94,7 @@ lariat_test(gemm_test LOOPS SOURCES gemm_test.cc)
 lariat_test(cpu_threads_test LOOPS SOURCES cpu_threads_test.cc LABEL threads WITHOUT_SUPPORT)
 lariat_test(mla_compress_test LOOPS SOURCES mla_compress_test.cc mla_compress_plan_test.cc
             mla_compress_args_test.cc support/count_new.cc)
-lariat_test(skinny_product_test LOOPS SOURCES skinny_product_test.cc)
+lariat_test(skinny_product_test HEAVY SOURCES skinny_product_test.cc)
 lariat_test(mla_expand_test LOOPS SOURCES mla_expand_test.cc mla_expand_rows_test.cc mla_expand_args_test.cc)
 lariat_test(mla_append_test LOOPS SOURCES mla_append_test.cc mla_append_hidden_test.cc
             mla_append_args_test.cc mla_append_512_test.cc)

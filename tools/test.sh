@@ -35,6 +35,9 @@ for preset in "${presets[@]}"; do
     { [[ $preset == tsan ]] && by_clang thread; }; then
     # (g++'s warnings are errors, in the release preset.)
     configure=(env CC=clang CXX=clang++ "${configure[@]}" -DLARIAT_WERROR=OFF)
+    if command -v ld.lld >/dev/null; then
+      configure+=(-DCMAKE_EXE_LINKER_FLAGS=-fuse-ld=lld)
+    fi
   fi
   rm -f "build/$preset/tests.xml"
   if ! { "${configure[@]}" && cmake --build --preset "$preset" "${targets[@]}"; }; then
