@@ -24,16 +24,14 @@ add_executable(tiny_server examples/tiny_server.cc examples/api.cc examples/api_
                            examples/engine.cc examples/http_server.cc examples/llama.cc
                            examples/llama_load.cc)
 lariat_target(tiny_server)
-# The time goes into the model; the rest is long in compiling.
+# What is run once, and long in compiling.
+set(level $<$<CONFIG:Release>:-O1>)
 if(LARIAT_SANITIZE)
-  lariat_compile_quickly(tiny_server)
-  set_source_files_properties(examples/llama.cc PROPERTIES
-    COMPILE_OPTIONS -O1 SKIP_PRECOMPILE_HEADERS ON)
-  lariat_precompile(tiny_server <nlohmann/json.hpp>)
-else()
-  set_source_files_properties(examples/tiny_server.cc examples/api.cc examples/api_parse.cc
-    examples/http_server.cc examples/llama_load.cc PROPERTIES COMPILE_OPTIONS $<$<CONFIG:Release>:-O1>)
+  set(level -O0)
 endif()
+set_source_files_properties(examples/tiny_server.cc examples/api_parse.cc examples/llama_load.cc
+  PROPERTIES COMPILE_OPTIONS ${level} SKIP_PRECOMPILE_HEADERS ON)
+lariat_precompile(tiny_server <nlohmann/json.hpp>)
 # Newer versions of cpp-httplib lack functions that older ones want overridden.
 target_compile_options(tiny_server PRIVATE
   $<$<CXX_COMPILER_ID:Clang,AppleClang>:-Wno-inconsistent-missing-override>)
