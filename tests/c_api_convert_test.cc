@@ -78,6 +78,7 @@ TEST_CASE("C API: a configuration arrives whole", "[c_api]") {
   config.host_write_after_hits = 33;
   config.host_clean_blocks = 34;
   config.reader_arrays = 1;
+  config.cpu_threads = 36;
   config.caller_memory = &config;
   config.caller_bytes = 35;
 
@@ -130,6 +131,7 @@ TEST_CASE("C API: a configuration arrives whole", "[c_api]") {
   CHECK(to.host.write_after_hits == 33);
   CHECK(to.host.clean_blocks == 34);
   CHECK(to.reader_arrays);
+  CHECK(to.cpu_threads == 36);
   CHECK(to.memory.caller_memory == &config);
   CHECK(to.memory.caller_bytes == 35);
 }
@@ -151,6 +153,7 @@ TEST_CASE("C API: a configuration of zeros is the default one", "[c_api]") {
   CHECK(to.order == standard.order);
   CHECK(to.reuse == standard.reuse);
   CHECK(to.eviction == standard.eviction);
+  CHECK(to.cpu_threads == standard.cpu_threads);
   CHECK(to.max_steps_in_flight == standard.max_steps_in_flight);
   CHECK(to.max_sequences == standard.max_sequences);
   CHECK(to.max_tokens_per_step == standard.max_tokens_per_step);
@@ -294,6 +297,7 @@ TEST_CASE("C API: the inputs of a compression arrive whole", "[c_api]") {
   compress.q = MutablePlace(14);
   compress.q_token_stride = 15;
   compress.q_head_stride = 16;
+  compress.dependent_launch = LARIAT_LAUNCH_INDEX_EARLY;
   MlaCompressInputs to;
   REQUIRE(Convert(&compress, to).ok());
   CHECK(to.dtype == DType::kFP16);
@@ -316,6 +320,7 @@ TEST_CASE("C API: the inputs of a compression arrive whole", "[c_api]") {
   CHECK(to.q == Place(14));
   CHECK(to.q_token_stride == 15);
   CHECK(to.q_head_stride == 16);
+  CHECK(to.dependent_launch == DependentLaunch::kIndexEarly);
 }
 
 TEST_CASE("C API: the options of a sequence arrive whole", "[c_api]") {

@@ -3,6 +3,7 @@
 // store over plain buffers.
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -247,9 +248,9 @@ struct Compressed {
   std::vector<typename Out::Bits> k, v;
 };
 
-// Two sequences' rows in both layers, by one call or by two.
+// Two sequences' rows in both layers, by one call that is launched so, or by two.
 template <class In, class Out>
-Compressed<In, Out> Compress(const Device& device, bool one_call) {
+Compressed<In, Out> Compress(const Device& device, std::optional<DependentLaunch> one_call) {
   Random random(29);
   KVCache cache = Make(FullConfig(Out::kDType), device);
   const SequenceId a = *cache.Open(CaseCache::Range(0, 9)),
@@ -260,7 +261,9 @@ Compressed<In, Out> Compress(const Device& device, bool one_call) {
     CompressCase<In> given(device, random, 13);
     if (one_call) {
       CaseCache::Must(cache.Warmup(layer, given.Inputs(), {}));
-      CaseCache::Must(cache.MlaCompress(step, layer, given.Inputs(), {}));
+      MlaCompressInputs inputs = given.Inputs();
+      inputs.dependent_launch = *one_call;
+      CaseCache::Must(cache.MlaCompress(step, layer, inputs, {}));
     } else {
       CaseCache::Must(CompressThenAppend(cache, step, layer, given));
     }
@@ -286,12 +289,17 @@ Compressed<In, Out> Compress(const Device& device, bool one_call) {
 template <class In, class Out>
 void CheckCompressed(const Device& device) {
   INFO(device.name() << ": " << DTypeName(In::kDType) << " to " << DTypeName(Out::kDType));
-  const auto got = Compress<In, Out>(device, true), expected = Compress<In, Out>(device, false);
-  CHECK((got.k == expected.k));
-  CHECK((got.v == expected.v));
-  CHECK((got.q == expected.q));
-  CHECK((got.latent == expected.latent));
-  CHECK(got.k.front() != got.k.back());
+  const auto expected = Compress<In, Out>(device, std::nullopt);
+  CHECK(expected.k.front() != expected.k.back());
+  for (const auto launch :
+       {DependentLaunch::kOff, DependentLaunch::kAfterWait, DependentLaunch::kIndexEarly}) {
+    INFO("launch " << static_cast<int>(launch));
+    const auto got = Compress<In, Out>(device, launch);
+    CHECK((got.k == expected.k));
+    CHECK((got.v == expected.v));
+    CHECK((got.q == expected.q));
+    CHECK((got.latent == expected.latent));
+  }
 }
 
 TEST_CASE("MlaCompress into a cache is MlaCompress, then Append", "[mla]") {

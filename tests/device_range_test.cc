@@ -81,6 +81,7 @@ TEST_CASE("Device work is marked by ranges", "[cache]") {
     Device& device = c->device();
     Result<DeviceBuffer> rows = device.Allocate(MemoryKind::kDevice, 256);
     REQUIRE(rows.ok());
+    CaseCache::Must(device.Fill(rows->data(), 0, 256, {}));
     const SequenceId id = c.Open(CaseCache::Range(0, 6));
     Seen& seen = TheSeen();
     seen.names.clear();

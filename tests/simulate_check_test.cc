@@ -5,6 +5,7 @@
 
 #include "lariat/simulator.h"
 #include "support/catch.h"
+#include "support/few_cases.h"
 #include "support/same_results.h"
 #include "support/simulator_inputs.h"
 
@@ -55,7 +56,9 @@ void CheckCases(BackendKind backend, bool mla = false) {
       {"preemptions, hits of single tokens", Workload("in=64,out=160,n=10,prefix=37"), 60, 16,
        DType::kBF16, Reuse::kToken},
   };
+  test::CaseCounter counter;
   for (std::size_t i = 0; i < cases.size(); ++i) {
+    if (counter.LeaveOut()) continue;
     const Case& c = cases[i];
     INFO(c.name);
     SimulatorConfig config = ConfigOf(mla, backend, c.blocks, c.block_size);
@@ -86,10 +89,12 @@ void CheckCases(BackendKind backend, bool mla = false) {
 // Every fault at several steps is seen.
 void CheckFaults(BackendKind backend, bool mla = false) {
   const Trace workload = Workload("in=40,out=30,n=5,prefix=16");
+  test::CaseCounter counter;
   for (const InjectedFault fault :
        {InjectedFault::kStale, InjectedFault::kShift, InjectedFault::kBit}) {
     for (const int block_size : {1, 4, 16}) {
       for (const std::int64_t step : {1, 2, 9, 40}) {
+        if (counter.LeaveOut()) continue;
         INFO("fault " << static_cast<int>(fault) << ", block " << block_size << ", step " << step);
         SimulatorConfig config = ConfigOf(mla, backend, 160 / block_size, block_size);
         config.check = true;

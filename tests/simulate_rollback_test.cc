@@ -11,6 +11,7 @@
 #include "lariat/simulator.h"
 #include "support/catch.h"
 #include "support/checked_simulation.h"
+#include "support/few_cases.h"
 #include "support/simulator_inputs.h"
 
 namespace lariat {
@@ -89,9 +90,11 @@ void CheckSpeculation(BackendKind backend) {
       {BlindTrace(), 18, 8, 30},
   };
   Used used;
+  test::CaseCounter counter;
   for (const Pool& pool : pools) {
     for (const int drafts : {1, 3, 9}) {
       for (const double acceptance : {0.0, 0.6, 1.0}) {
+        if (counter.LeaveOut()) continue;
         INFO(pool.blocks << " blocks of " << pool.block_size << ", " << drafts << " drafts, "
                          << acceptance);
         SimulatorConfig config = MakeConfig(backend, pool.blocks, pool.block_size);
@@ -110,6 +113,7 @@ void CheckSpeculation(BackendKind backend) {
       }
     }
   }
+  if (test::FewCases()) return;
   CHECK(used.preemptions > 20);
   CHECK(used.evictions > 20);
   CHECK(used.hits > 500);
@@ -131,8 +135,10 @@ void CheckBeams(BackendKind backend) {
   };
   Used used;
   std::int64_t forks = 0;
+  test::CaseCounter counter;
   for (const Pool& pool : pools) {
     for (const int beams : {2, 4}) {
+      if (counter.LeaveOut()) continue;
       INFO(pool.blocks << " blocks of " << pool.block_size << ", " << beams << " beams");
       SimulatorConfig config = MakeConfig(backend, pool.blocks, pool.block_size);
       config.prefill_chunk = pool.chunk;
@@ -145,6 +151,7 @@ void CheckBeams(BackendKind backend) {
       forks += result.session.forks;
     }
   }
+  if (test::FewCases()) return;
   CHECK(used.preemptions > 10);
   CHECK(used.evictions > 20);
   CHECK(used.hits > 100);
@@ -189,11 +196,13 @@ std::int64_t LeastPool(const Trace& trace, std::int64_t block_size, std::int64_t
 
 // A broken write is found in a run with either.
 void CheckFaults(BackendKind backend) {
+  test::CaseCounter counter;
   for (const InjectedFault fault :
        {InjectedFault::kStale, InjectedFault::kShift, InjectedFault::kBit}) {
     for (const int beams : {1, 3}) {
       for (const int block_size : {1, 4, 16}) {
         for (const std::int64_t step : {1, 2, 5, 12}) {
+          if (counter.LeaveOut()) continue;
           INFO("fault " << static_cast<int>(fault) << ", beams " << beams << ", block "
                         << block_size << ", step " << step);
           SimulatorConfig config = MakeConfig(backend, 320 / block_size, block_size);

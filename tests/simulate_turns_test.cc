@@ -235,7 +235,8 @@ TEST_CASE("Where no request follows another, the flag changes nothing", "[turns]
 }
 
 TEST_CASE("The small Bailian trace: hits by hand, and its turns", "[turns]") {
-  const Result<Trace> trace = ReadTrace(std::string(LARIAT_TEST_DATA).append("/bailian_small.jsonl"));
+  const Result<Trace> trace =
+      ReadTrace(std::string(LARIAT_TEST_DATA).append("/bailian_small.jsonl"));
   REQUIRE(trace.ok());
   // tests/data/README.md counts the hits.
   for (const auto& [block_size, hits] : {std::pair(16, 256), std::pair(32, 224)}) {

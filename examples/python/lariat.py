@@ -44,7 +44,10 @@ class CacheConfig(ctypes.Structure):
                     (c_int64, "max_tokens_per_sequence max_tokens_per_step"),
                     (c_int64, "host_num_blocks host_bytes"),
                     (c_int32, "host_write host_write_after_hits"),
-                    (c_int64, "host_clean_blocks")) for name in names.split()]
+                    (c_int64, "host_clean_blocks"),
+                    (c_int32, "reader_arrays cpu_threads"),
+                    (c_void_p, "caller_memory"),
+                    (c_int64, "caller_bytes max_events")) for name in names.split()]
 
 
 class StepItem(ctypes.Structure):

@@ -109,6 +109,7 @@ struct CacheConfig {
   // --- how much, and where ---
   BackendKind backend = BackendKind::kAuto;
   int device_ordinal = 0;
+  int cpu_threads = 1;  // as DeviceOptions::cpu_threads, where Create makes the device
   MemoryConfig memory;
   HostTier host;        // kUnsupported with unlimited memory
   int block_size = 16;  // tokens per block, >= 1; readers of MLA's rows want 64

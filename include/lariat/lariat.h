@@ -175,7 +175,7 @@ typedef struct lariat_cache_config {
   int32_t host_write_after_hits; /* 0: 2 */
   int64_t host_clean_blocks;
   int32_t reader_arrays; /* 1: lariat_step_view from kv_indptr on, and lariat_cache_host_view */
-  int32_t reserved;      /* 0 */
+  int32_t cpu_threads;   /* of the CPU backend; 0: 1 */
   void* caller_memory;   /* the pool's, if not null; it outlives the cache and all its tensors */
   int64_t caller_bytes;
   int64_t max_events; /* for lariat_cache_drain_events; 0: there are none */
@@ -256,6 +256,12 @@ LARIAT_API lariat_code lariat_cache_blocks_for(lariat_cache* cache, int64_t sett
 
 /* Drops everything cached that no sequence holds. */
 LARIAT_API lariat_code lariat_cache_clear(lariat_cache* cache);
+
+/* Gives the pool's memory back to the device, and takes it again, empty: lariat::KVCache::Release
+ * and Reacquire. LARIAT_NOT_READY also while a tensor of lariat_cache_layer_tensor is left, which
+ * would name memory that is another's by then. */
+LARIAT_API lariat_code lariat_cache_release(lariat_cache* cache);
+LARIAT_API lariat_code lariat_cache_reacquire(lariat_cache* cache);
 
 /* lariat::PollReport. */
 typedef struct lariat_poll_report {
@@ -613,6 +619,8 @@ typedef struct lariat_mla_compress_inputs {
   void* q; /* may be null */
   int64_t q_token_stride;
   int64_t q_head_stride;
+  int32_t dependent_launch; /* LARIAT_LAUNCH_... */
+  int32_t reserved;         /* 0 */
 } lariat_mla_compress_inputs;
 
 LARIAT_API lariat_code lariat_step_append(lariat_cache* cache, uint64_t step, int32_t layer,

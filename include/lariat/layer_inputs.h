@@ -89,6 +89,8 @@ struct MlaCompressInputs {
   void* q = nullptr;  // [T, q_heads, k_dim], turned in place; null: none
   int q_heads = 0;
   std::int64_t q_token_stride = 0, q_head_stride = 0;
+  // Of the products, as in MlaCompressParams, and of the append behind them, as in AppendInputs.
+  DependentLaunch dependent_launch = DependentLaunch::kOff;
 };
 
 }  // namespace lariat

@@ -168,6 +168,19 @@ lariat_code lariat_cache_clear(lariat_cache* cache) {
   return Call(cache, [](Handle& handle) { return handle.cache->Clear(); });
 }
 
+lariat_code lariat_cache_release(lariat_cache* cache) {
+  return Call(cache, [](Handle& handle) {
+    const auto tensors = handle.cache.use_count() - 1;
+    if (tensors == 0) return handle.cache->Release();
+    return NotReady(std::to_string(tensors) +
+                    " tensors of the cache's pool are left: call their deleters first");
+  });
+}
+
+lariat_code lariat_cache_reacquire(lariat_cache* cache) {
+  return Call(cache, [](Handle& handle) { return handle.cache->Reacquire(); });
+}
+
 lariat_code lariat_cache_poll(lariat_cache* cache, lariat_poll_report* report) {
   return Call(cache, [&](Handle& handle) -> Status {
     if (Status status = Check("report", report); !status.ok()) return status;

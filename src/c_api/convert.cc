@@ -126,6 +126,7 @@ Status Convert(const lariat_cache_config* caller, CacheConfig& to) {
   const CacheConfig standard;
   to.shard = {from.shard_rank, Or(from.shard_size, standard.shard.size)};
   to.device_ordinal = from.device_ordinal;
+  to.cpu_threads = Or(from.cpu_threads, standard.cpu_threads);
   to.memory.num_blocks = from.num_blocks;
   to.memory.bytes = from.bytes;
   to.memory.unlimited = from.unlimited != 0;
@@ -142,7 +143,6 @@ Status Convert(const lariat_cache_config* caller, CacheConfig& to) {
   to.reader_arrays = from.reader_arrays != 0;
   to.memory.caller_memory = from.caller_memory;
   to.memory.caller_bytes = from.caller_bytes;
-  if (status = CheckReserved("config", from.reserved); !status.ok()) return status;
   to.max_events = from.max_events;
   return ChooseAll(from, to);
 }

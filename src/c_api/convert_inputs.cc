@@ -106,7 +106,9 @@ Status Convert(const lariat_mla_compress_inputs* caller, MlaCompressInputs& to) 
   to.q_head_stride = from.q_head_stride;
   status = Choose("dtype", from.dtype, kDTypes, to.dtype);
   if (status.ok()) status = Choose("layout", from.layout, kLayouts, to.layout);
-  return status.ok() ? Choose("path", from.path, kPaths, to.path) : status;
+  if (status.ok()) status = Choose("path", from.path, kPaths, to.path);
+  if (status.ok()) status = CheckReserved("inputs", from.reserved);
+  return status.ok() ? ChooseLaunch(from.dependent_launch, to.dependent_launch) : status;
 }
 
 }  // namespace lariat::c_api

@@ -25,6 +25,8 @@ template <>
 inline constexpr std::uint32_t kFirstSize<lariat_footprint> = 88;
 template <>
 inline constexpr std::uint32_t kFirstSize<lariat_stats> = 200;
+template <>
+inline constexpr std::uint32_t kFirstSize<lariat_mla_compress_inputs> = 136;
 
 // The name of an argument, or of an element of one that is an array.
 struct Name {

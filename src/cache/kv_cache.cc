@@ -118,7 +118,8 @@ Result<KVCache> KVCache::Create(const CacheConfig& config) {
     if (auto resolved = cache::Resolve(config, config.backend); !resolved.ok()) {
       return resolved.status();
     }
-    Result<Device> device = Device::Create(config.backend, config.device_ordinal);
+    Result<Device> device = Device::Create(config.backend, config.device_ordinal,
+                                           {.cpu_threads = config.cpu_threads});
     if (!device.ok()) return device.status();
     return Create(config, *std::move(device));
   });

@@ -189,6 +189,7 @@ Result<MlaCompressParams> KVCache::Impl::CompressParams(int layer, const MlaComp
   params.k_token_stride = params.v_token_stride = width;
   params.latent = inputs.latent;
   params.latent_stride = inputs.latent_stride;
+  params.dependent_launch = inputs.dependent_launch;
   return params;
 }
 
@@ -212,6 +213,7 @@ Status KVCache::Impl::MlaCompress(std::uint64_t id, int layer, const MlaCompress
   rows.q_heads = inputs.q_heads;
   rows.q_token_stride = inputs.q_token_stride;
   rows.q_head_stride = inputs.q_head_stride;
+  rows.dependent_launch = inputs.dependent_launch;
   const AppendRopeParams append = AppendParams(layer, rows, tokens);
   // What it would refuse only behind the products, with names of its own where they differ.
   AppendRopeParams checked = append;

@@ -29,7 +29,8 @@ _Static_assert(sizeof(lariat_commit) == 32, "lariat_commit");
 _Static_assert(sizeof(lariat_append_inputs) == 88, "lariat_append_inputs");
 _Static_assert(sizeof(lariat_mla_append_inputs) == 104, "lariat_mla_append_inputs");
 _Static_assert(sizeof(lariat_mla_expand_inputs) == 104, "lariat_mla_expand_inputs");
-_Static_assert(sizeof(lariat_mla_compress_inputs) == 136, "lariat_mla_compress_inputs");
+_Static_assert(offsetof(lariat_mla_compress_inputs, q_head_stride) == 128,
+               "lariat_mla_compress_inputs");
 _Static_assert(sizeof(lariat_step_view) == 104, "lariat_step_view");
 _Static_assert(sizeof(lariat_layer_view) == 136, "lariat_layer_view");
 /* DLPack's own, of 0.8 and 1.x. */
@@ -53,6 +54,8 @@ static void NoCache(void) {
   NULL_CACHE(lariat_cache_footprint(NULL, NULL));
   NULL_CACHE(lariat_cache_stats(NULL, NULL));
   NULL_CACHE(lariat_cache_clear(NULL));
+  NULL_CACHE(lariat_cache_release(NULL));
+  NULL_CACHE(lariat_cache_reacquire(NULL));
   NULL_CACHE(lariat_cache_poll(NULL, NULL));
   NULL_CACHE(lariat_cache_drain_events(NULL, NULL, 0, NULL));
   NULL_CACHE(lariat_cache_list_blocks(NULL, NULL, NULL, 0, NULL));

@@ -20,9 +20,9 @@ void TestReaders(void) {
   REFUSES(NULL, LARIAT_INVALID_ARGUMENT, "memory.caller_bytes",
           lariat_cache_create(&config, &cache));
   ++config.caller_bytes;
-  config.reserved = 1;
-  REFUSES(NULL, LARIAT_UNSUPPORTED, "config.reserved", lariat_cache_create(&config, &cache));
-  config.reserved = 0;
+  config.cpu_threads = -1;
+  REFUSES(NULL, LARIAT_INVALID_ARGUMENT, "cpu_threads", lariat_cache_create(&config, &cache));
+  config.cpu_threads = 2;
   OK(NULL, lariat_cache_create(&config, &cache));
   lariat_layer_view layer = {.struct_size = sizeof layer};
   OK(cache, lariat_cache_layer(cache, 0, &layer));

@@ -40,6 +40,8 @@ void TestTensors(void) {
   OK(cache, lariat_sequence_block_table(cache, sequence, 0, &table, &num_blocks));
   int32_t blocks[3];
   memcpy(blocks, table, sizeof blocks);
+  OK(cache, lariat_sequence_close(cache, sequence));
+  REFUSES(cache, LARIAT_NOT_READY, "2 tensors", lariat_cache_release(cache));
   /* They outlive the cache. */
   lariat_cache_destroy(cache);
   for (int t = 0; t < 12; ++t) {
@@ -64,7 +66,18 @@ void TestTensors(void) {
   OK(NULL, lariat_cache_create(&config, &cache));
   OK(cache, lariat_cache_layer_tensor(cache, 0, LARIAT_K, &keys));
   CHECK(keys->dl_tensor.dtype.code == kDLBfloat && keys->dl_tensor.dtype.bits == 16);
+  REFUSES(cache, LARIAT_NOT_READY, "1 tensors", lariat_cache_release(cache));
   keys->deleter(keys);
+
+  /* Without tensors the pool goes and comes back. */
+  OK(cache, lariat_cache_release(cache));
+  OK(cache, lariat_cache_layer(cache, 1, &view));
+  CHECK(view.k == NULL && view.v == NULL);
+  ANSWERS(cache, LARIAT_NOT_READY, lariat_sequence_open(cache, NULL, 0, NULL, &sequence));
+  OK(cache, lariat_cache_reacquire(cache));
+  OK(cache, lariat_cache_layer(cache, 1, &view));
+  CHECK(view.k != NULL && view.v != NULL);
+  OK(cache, lariat_sequence_open(cache, NULL, 0, NULL, &sequence));
   lariat_cache_destroy(cache);
 }
 
@@ -201,6 +214,17 @@ void TestCompress(void) {
   inputs.path = 3;
   REFUSES(cache, LARIAT_INVALID_ARGUMENT, "path is 3",
           lariat_step_mla_compress(cache, step, 0, &inputs, NULL));
+  inputs.path = LARIAT_MLA_PATH_AUTO;
+  inputs.reserved = 1;
+  REFUSES(cache, LARIAT_UNSUPPORTED, "inputs.reserved is 1",
+          lariat_step_mla_compress(cache, step, 0, &inputs, NULL));
+  inputs.reserved = 0;
+  inputs.dependent_launch = 4;
+  REFUSES(cache, LARIAT_INVALID_ARGUMENT, "dependent_launch is 4",
+          lariat_step_mla_compress(cache, step, 0, &inputs, NULL));
+  /* As compiled before there was that field. */
+  inputs.struct_size = offsetof(lariat_mla_compress_inputs, dependent_launch);
+  OK(cache, lariat_step_mla_compress(cache, step, 0, &inputs, NULL));
   OK(cache, lariat_step_commit(cache, step, NULL, 0, NULL));
   float k[kTokens * kHeads * kKeyDim], v[kTokens * kHeads * kValueDim];
   OK(cache, lariat_sequence_read_rows(cache, sequence, 0, 0, kTokens, k, v));

@@ -63,24 +63,37 @@ inline bool KernelsWait(const void* kernel) {
   return waits;
 }
 
-// Launch, as a dependent one where `dependent` says so.
+// Launch, as a dependent one where `dependent` says so. Blocks are in clusters of `cluster` along
+// x.
 template <class... Parameters, class... Arguments>
-cudaError_t LaunchDependent(DependentLaunch dependent, void (*kernel)(Parameters...), dim3 grid,
-                            dim3 block, std::size_t shared_bytes, cudaStream_t stream,
-                            const Arguments&... arguments) {
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
+cudaError_t LaunchClusters(DependentLaunch dependent, unsigned cluster,
+                           void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                           std::size_t shared_bytes, cudaStream_t stream,
+                           const Arguments&... arguments) {
+  cudaLaunchAttribute attributes[2] = {};
+  unsigned count = 0;
+  if (cluster > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count++].val.clusterDim = {cluster, 1, 1};
+  }
+  if (dependent != DependentLaunch::kOff && KernelsWait(reinterpret_cast<const void*>(kernel))) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
-  config.attrs = &early;
-  const bool early_start =
-      dependent != DependentLaunch::kOff && KernelsWait(reinterpret_cast<const void*>(kernel));
-  config.numAttrs = early_start ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = count;
   return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+template <class... Parameters, class... Arguments>
+cudaError_t LaunchDependent(DependentLaunch dependent, void (*kernel)(Parameters...), dim3 grid,
+                            dim3 block, std::size_t shared_bytes, cudaStream_t stream,
+                            const Arguments&... arguments) {
+  return LaunchClusters(dependent, 1, kernel, grid, block, shared_bytes, stream, arguments...);
 }
 template <class... Parameters, class... Arguments>
 cudaError_t LaunchDependent(DependentLaunch dependent, void (*kernel)(Parameters...), dim3 grid,

@@ -23,7 +23,8 @@
 // same mapping, which took 0.87, 1.01, 1.48, 1.86, 3.8 (4,096 tokens), 6.2 and 39.7; a copy of the
 // bytes took 0.50, 0.69, 1.29, 1.64, 3.42, 5.66 and 36.7.
 // Tried without gain: two warps per token (1.0, 1.1, 1.9, 2.5, 5.5, 10.4, 80: a block costs 1.2 ns
-// to start), two tokens per warp (1.3, 1.4, 1.9, 2.3, 4.2, 6.4, 40.3), blocks of 8 or 16 warps (0
+// to start), also with kIndexEarly (0.82, 0.95, 1.53, 1.9, ..., 7.1 with two tokens a block: what
+// one warp need not compute it waits for at the barrier), two tokens per warp (1.3, 1.4, 1.9, 2.3, 4.2, 6.4, 40.3), blocks of 8 or 16 warps (0
 // to 6 % slower), the weights in shared memory at 32 registers (0.97, ..., 3.7, 6.1, 39.7) or at 44
 // (4.0, 6.5, 39.7), fewer blocks on a multiprocessor (6.4, 42.6), st.cs or plain stores, tables
 // kept in L2 by a policy (all within 1 %), no trigger (1.05, 1.12, 1.80, 2.16, 4.0, 6.4, 39.9).

@@ -13,12 +13,11 @@
 // memory, and there is no second launch. A tile is 40 columns, so that 576 of them are the 15
 // clusters of 8 that the machine takes at once.
 //
-// On an H200, 7168 -> 576, bf16, hot, in a graph with dependent launch, measured before the last
-// pass of a tile had a bound (Copier::room, which costs 0.4 us with 64 rows): 3.1 us for 2
-// rows, 3.2 for 16, 4.1 for 32, 5.5 for 64; cuBLASLt's best 5.9 to 6.4. Weights as [inner,
-// columns]: 4.1 for 8, 6.6 for 64. Next, first of all: that bound for the last pass alone. Tried,
-// and slower: clusters of 7 and 4 (14 and 7 us for 64 rows), tiles of 32 and 72, clusters of 16 (7
-// at a time: 15 us); a cluster's barrier that orders memory instead of counted messages (0.9 us);
+// On an H200, 7168 -> 576, bf16, hot, in a graph with dependent launch: 3.1 us for 2 rows, 3.2 for
+// 16, 4.1 for 32, 5.5 for 64; cuBLASLt's best 5.9 to 6.4. Weights as [inner, columns]: 4.1 for 8,
+// 6.6 for 64. Tried, and slower: a bound on passes that the compiler does not know (0.4 us for 64
+// rows); clusters of 7 and 4 (14 and 7 us for 64 rows), tiles of 32 and 72, clusters of 16 (7 at a
+// time: 15 us); a cluster's barrier that orders memory instead of counted messages (0.9 us);
 // all warps along the inner dimension for 64 rows (1 us); weights before the wait of a dependent
 // launch (no gain). Next: rows by multicast to the tiles that share them; 64 rows are bound by what
 // L2 gives, 22 MB at 6.7 TB/s.
@@ -90,8 +89,9 @@ __device__ __forceinline__ std::uint32_t PieceOf(int row, int piece) {
 }
 
 // What one thread copies of each step: pieces of 16 bytes, kPasses of them, as far apart in memory
-// and in the stage from pass to pass.
-template <int kPasses>
+// and in the stage from pass to pass. The first kWhole passes are in the stage whatever the thread.
+// (A bound that the compiler does not know costs 0.4 us with 64 rows.)
+template <int kPasses, int kWhole>
 struct Copier {
   const char* from;
   std::int64_t from_pass, from_step;  // bytes
@@ -104,7 +104,7 @@ struct Copier {
     const char* const at = from + step * from_step;
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
-      if (i >= room) break;
+      if (i >= kWhole && i >= room) break;
       const bool there = i < passes && k + step * kStep + i * k_pass < inner;
       CopyPiece(stage + to + static_cast<std::uint32_t>(i) * to_pass,
                 there ? at + i * from_pass : from, there);
@@ -113,46 +113,47 @@ struct Copier {
 };
 
 // Of `rows` rows from `data` on, kThreads / kPiecesOfRow rows a pass, where the stage has kRows.
-constexpr int PassesAlong(int rows) { return (rows * kPiecesOfRow + kThreads - 1) / kThreads; }
+constexpr int kRowsAlong = kThreads / kPiecesOfRow;
 template <int kRows>
-__device__ __forceinline__ Copier<PassesAlong(kRows)> AlongRows(const char* data,
-                                                                std::int64_t stride,
-                                                                std::int32_t rows, std::int32_t k) {
-  constexpr int kRowsOfPass = kThreads / kPiecesOfRow;
+using CopierAlong = Copier<(kRows + kRowsAlong - 1) / kRowsAlong, kRows / kRowsAlong>;
+template <int kRows>
+__device__ __forceinline__ CopierAlong<kRows> AlongRows(const char* data, std::int64_t stride,
+                                                        std::int32_t rows, std::int32_t k) {
   const int row = static_cast<int>(threadIdx.x) / kPiecesOfRow;
   const int piece = static_cast<int>(threadIdx.x) % kPiecesOfRow;
-  Copier<PassesAlong(kRows)> c;
-  c.room = (kRows - row - 1) / kRowsOfPass + 1;
+  CopierAlong<kRows> c;
+  c.room = (kRows - row - 1) / kRowsAlong + 1;
   c.k = k + piece * 8;
   c.k_pass = 0;
-  c.passes = row < rows ? (rows - row - 1) / kRowsOfPass + 1 : 0;
+  c.passes = row < rows ? (rows - row - 1) / kRowsAlong + 1 : 0;
   c.from = data + (c.passes > 0 ? 2 * (row * stride + c.k) : 0);
-  c.from_pass = 2 * kRowsOfPass * stride;
+  c.from_pass = 2 * kRowsAlong * stride;
   c.from_step = kStepBytes;
   c.to = PieceOf(row, piece);
-  c.to_pass = kRowsOfPass * kStepBytes;
+  c.to_pass = kRowsAlong * kStepBytes;
   return c;
 }
 
 // Of columns of a matrix that lies as [inner, columns]. Their rows of 80 bytes fall into different
 // banks by themselves.
-constexpr int kRowsOfPass = 32;
-constexpr int kPassesAcross = kStep / kRowsOfPass;
-__device__ __forceinline__ Copier<kPassesAcross> AcrossRows(const char* data, std::int64_t stride,
-                                                            std::int32_t columns, std::int32_t k) {
+constexpr int kRowsAcross = 32;
+constexpr int kPassesAcross = kStep / kRowsAcross;
+using CopierAcross = Copier<kPassesAcross, kPassesAcross>;
+__device__ __forceinline__ CopierAcross AcrossRows(const char* data, std::int64_t stride,
+                                                   std::int32_t columns, std::int32_t k) {
   constexpr int kPiecesOfTile = kTile / 8;
   const int inner = static_cast<int>(threadIdx.x) / kPiecesOfTile;
   const int piece = static_cast<int>(threadIdx.x) % kPiecesOfTile;
-  Copier<kPassesAcross> c;
+  CopierAcross c;
   c.room = kPassesAcross;
   c.k = k + inner;
-  c.k_pass = kRowsOfPass;
+  c.k_pass = kRowsAcross;
   c.passes = piece * 8 < columns ? kPassesAcross : 0;
   c.from = data + (c.passes > 0 ? 2 * (c.k * stride + piece * 8) : 0);
-  c.from_pass = 2 * kRowsOfPass * stride;
+  c.from_pass = 2 * kRowsAcross * stride;
   c.from_step = 2 * kStep * stride;
   c.to = static_cast<std::uint32_t>(inner * kTileBytes + piece * 16);
-  c.to_pass = kRowsOfPass * kTileBytes;
+  c.to_pass = kRowsAcross * kTileBytes;
   return c;
 }
 
@@ -251,7 +252,7 @@ __global__ void __launch_bounds__(kThreads, 1) FewRowsKernel(const __grid_consta
       return AcrossRows(a.w + 2 * column, a.w_stride, a.columns - column, k);
     }
   }();
-  const bool copies_weights = kOutIn || thread < kRowsOfPass * kTile / 8;
+  const bool copies_weights = kOutIn || thread < kRowsAcross * kTile / 8;
   const auto copy_weights = [&](int stage, int step) {
     if (copies_weights && step < a.steps) {
       weights.Copy(shared + static_cast<std::uint32_t>(stage * Shape::kStageBytes), step, a.inner);
@@ -340,20 +341,12 @@ cudaError_t LaunchRows(const GemmParams& p, Args a, cudaStream_t stream) {
   const auto divide_up = [](std::int32_t n, std::int32_t by) { return (n + by - 1) / by; };
   a.steps = divide_up(divide_up(a.inner, kStep), blocks);
   a.share = divide_up(a.rows * kQuads, blocks);
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim.x = static_cast<unsigned>(blocks);
-  attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = kBytes;
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = p.dependent_launch == DependentLaunch::kIndexEarly ? 2 : 1;
-  return cudaLaunchKernelEx(&config, kernel, a);
+  const auto dependent = p.dependent_launch == DependentLaunch::kIndexEarly
+                             ? DependentLaunch::kIndexEarly
+                             : DependentLaunch::kOff;
+  return LaunchClusters(dependent, static_cast<unsigned>(blocks), kernel,
+                        dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles)),
+                        dim3(kThreads), kBytes, stream, a);
 }
 
 template <class T>
