@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random calls against the naive model (tests/reference/cache_model.h), on the null backend.
 #include "support/random_calls.h"
+#include "support/sanitized.h"
 
 // Calls over all seeds and settings.
 #ifndef LARIAT_RANDOM_OPERATIONS
@@ -12,8 +13,10 @@ namespace {
 
 using testing::Setting;
 
-// Short runs too: a fresh cache meets other cases than a full one.
+// Short runs too: a fresh cache meets other cases than a full one. (With a sanitizer the runs are
+// as many, and shorter.)
 constexpr std::int64_t kCallsPerRun = 500;
+constexpr std::int64_t kCallsMade = testing::HalfIfSanitized(kCallsPerRun);
 
 std::string Name(const std::vector<reference::ModelSide>& sides) {
   std::string name;
@@ -35,7 +38,7 @@ void Run(const std::vector<Setting>& settings, std::int64_t calls_in_all) {
                 << static_cast<int>(setting.host.write) << ", " << setting.steps_in_flight
                 << " steps in flight" << Name(setting.sides));
     testing::RandomCalls calls(setting, static_cast<unsigned>(run) + 1);
-    for (std::int64_t i = 0; i < kCallsPerRun; ++i) calls.One();
+    for (std::int64_t i = 0; i < kCallsMade; ++i) calls.One();
     calls.Drain();
   }
 }

@@ -10,6 +10,7 @@
 #include "support/fault_backend.h"
 #include "support/late_world.h"
 #include "support/random_tier.h"
+#include "support/sanitized.h"
 
 namespace lariat {
 namespace {
@@ -83,7 +84,7 @@ WorldOptions OptionsOf(int seed) {
   return options;
 }
 
-constexpr int kSeeds = 36;
+constexpr int kSeeds = testing::HalfIfSanitized(36);
 
 void AtOnce(Stream, const std::function<void()>& work) { work(); }
 
@@ -179,7 +180,7 @@ TEST_CASE("Tier windows: everything late, streams in any order", "[tier]") {
     Add(sum, tier.done());
   }
   INFO(Text(sum));
-  CHECK(sum.onboarded > 5000);
+  CHECK(sum.onboarded > testing::HalfIfSanitized(5000));
 }
 
 TEST_CASE("Tier windows: no state depends on how long a copy takes", "[tier]") {
@@ -227,7 +228,7 @@ TEST_CASE("Tier windows: copies that fail are misses, never hits", "[tier]") {
     Add(sum, tier.done());
   }
   INFO(Text(sum));
-  CHECK(sum.failed > 2000);
+  CHECK(sum.failed > testing::HalfIfSanitized(2000));
 }
 
 TEST_CASE("Tier windows: whatever call of the device fails", "[tier]") {
@@ -253,7 +254,7 @@ TEST_CASE("Tier windows: whatever call of the device fails", "[tier]") {
     CHECK(faulty->wrong_frees() == 0);
   }
   INFO(Text(sum));
-  CHECK(sum.failed > 4000);
+  CHECK(sum.failed > testing::HalfIfSanitized(4000));
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "backend/deferred_backend.h"
 #include "support/failing_copies.h"
 #include "support/late_world.h"
+#include "support/sanitized.h"
 #include "support/window_cache.h"
 
 namespace lariat {
@@ -320,7 +321,7 @@ class RandomGroups {
 
 TEST_CASE("K155, K156: whatever copies fail, no group's rows are another's", "[cases]") {
   std::int64_t failed = 0, corrupt = 0, windows_read = 0, onboarded = 0, hits = 0;
-  for (unsigned seed = 0; seed < 220; ++seed) {
+  for (unsigned seed = 0; seed < testing::HalfIfSanitized(220U); ++seed) {
     CAPTURE(seed);
     CacheConfig config = testing::WindowConfig(seed % 2 == 0 ? 4 : 2, 40,
                                                {{4}, {9, LayerKind::kChunked}}, BackendKind::kCpu);

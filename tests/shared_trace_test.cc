@@ -9,13 +9,8 @@
 
 #include "lariat/simulator.h"
 #include "support/catch.h"
+#include "support/sanitized.h"
 #include "support/simulator_inputs.h"
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define LARIAT_TEST_SANITIZED 1
-#else
-#define LARIAT_TEST_SANITIZED 0
-#endif
 
 namespace lariat {
 namespace {
@@ -25,7 +20,7 @@ using test::Run;
 
 // Sanitized and unoptimised runs take some ten times as long; they read the shorter trace only.
 #ifdef NDEBUG
-constexpr bool kSlow = LARIAT_TEST_SANITIZED != 0;
+constexpr bool kSlow = testing::kSanitized;
 #else
 constexpr bool kSlow = true;
 #endif

@@ -312,7 +312,8 @@ TEST_CASE("expected keys are turned as the contract says, bit for bit, values ar
         REQUIRE(rope.ok());
         rope->Reserve(kFirst + 5);
         const std::int64_t width = std::int64_t{heads} * head_dim;
-        const auto expected = [&](KvPart part, const RopeRows& table) {
+        const auto expected = [&, heads = heads, head_dim = head_dim](KvPart part,
+                                                                      const RopeRows& table) {
           return Guarded(chains.size() * static_cast<std::size_t>(width), dtype, [&](void* out) {
             lariat::session::FillExpectedRows(chains, 2, part, table, kFirst, heads, head_dim,
                                               dtype, out);

@@ -32,7 +32,7 @@ lariat_test(dependent_launch_test LOOPS SOURCES dependent_launch_test.cc)
 lariat_test(session_test SOURCES session_test.cc session_api_test.cc session_beams_test.cc
             session_drafts_test.cc session_tier_test.cc SESSION)
 if(NOT LARIAT_SANITIZE)
-  # A million random calls of each kind; with a sanitizer it is cache_random_test's hundred thousand.
+  # A million random calls of each kind; with a sanitizer it is cache_random_test's fifty thousand.
   # Ten million of each kind take some twelve minutes: ctest -L slow.
   lariat_test(cache_random_long_test LOOPS SOURCES cache_random_test.cc TIMEOUT 1200 COST 30)
   target_compile_definitions(cache_random_long_test PRIVATE LARIAT_RANDOM_OPERATIONS=1000000)
@@ -91,10 +91,10 @@ if(LARIAT_WITH_CUDA)
 endif()
 lariat_test(threads_test SOURCES threads_test.cc LABEL threads WITHOUT_SUPPORT)
 lariat_test(gemm_test LOOPS SOURCES gemm_test.cc)
-lariat_test(cpu_threads_test LOOPS SOURCES cpu_threads_test.cc LABEL threads)
+lariat_test(cpu_threads_test LOOPS SOURCES cpu_threads_test.cc LABEL threads WITHOUT_SUPPORT)
 lariat_test(mla_compress_test LOOPS SOURCES mla_compress_test.cc mla_compress_plan_test.cc
             mla_compress_args_test.cc support/count_new.cc)
-lariat_test(skinny_product_test LOOPS SOURCES skinny_product_test.cc)
+lariat_test(skinny_product_test HEAVY SOURCES skinny_product_test.cc)
 lariat_test(mla_expand_test LOOPS SOURCES mla_expand_test.cc mla_expand_rows_test.cc mla_expand_args_test.cc)
 lariat_test(mla_append_test LOOPS SOURCES mla_append_test.cc mla_append_hidden_test.cc
             mla_append_args_test.cc mla_append_512_test.cc)

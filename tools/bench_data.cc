@@ -3,13 +3,12 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 
 namespace lariat::tools {
 namespace {
-
-__extension__ using Half = _Float16;
 
 // Per 8 bytes: which bits are random, and the exponent that the others spell.
 struct Pattern {
@@ -36,6 +35,33 @@ T Read(const std::byte* data, std::int64_t i) {
 template <class T>
 void Write(std::byte* data, std::int64_t i, T value) {
   std::memcpy(data + i * static_cast<std::int64_t>(sizeof(T)), &value, sizeof(T));
+}
+
+// fp16 by its own arithmetic: not every compiler has a type for it.
+double FromHalf(std::uint16_t bits) {
+  const int exponent = bits >> 10 & 31;
+  const std::uint32_t magnitude = bits & 0x7FFF;
+  // Infinities and NaNs keep their fraction; of the others fp32's exponent is 112 too small.
+  const std::uint32_t wide = exponent == 31 ? magnitude << 13 | 0x7F800000 : magnitude << 13;
+  const double value =
+      static_cast<double>(std::bit_cast<float>(wide)) * (exponent == 31 ? 1 : 0x1p112);
+  return bits >> 15 != 0 ? -value : value;
+}
+
+std::uint16_t ToHalf(float value) {
+  const float magnitude = std::abs(value);
+  std::uint32_t half = 0;
+  if (std::isnan(value)) {
+    half = 0x7E00;
+  } else if (magnitude >= 65520) {  // rounds past the largest number
+    half = 0x7C00;
+  } else if (magnitude < 0x1p-14F) {  // the sum's last place is that of fp16's least numbers
+    half = std::bit_cast<std::uint32_t>(magnitude + 0.5F) - std::bit_cast<std::uint32_t>(0.5F);
+  } else {
+    const std::uint32_t bits = std::bit_cast<std::uint32_t>(magnitude) - (112U << 23);
+    half = (bits + 0xFFF + (bits >> 13 & 1)) >> 13;
+  }
+  return static_cast<std::uint16_t>(half | (std::signbit(value) ? 0x8000U : 0U));
 }
 
 template <class T>
@@ -71,7 +97,7 @@ std::vector<std::int32_t> Permutation(std::int64_t count, std::mt19937_64& rando
 double LoadElement(DType dtype, const std::byte* data, std::int64_t i) {
   switch (dtype) {
     case DType::kFP32: return static_cast<double>(Read<float>(data, i));
-    case DType::kFP16: return static_cast<double>(Read<Half>(data, i));
+    case DType::kFP16: return FromHalf(Read<std::uint16_t>(data, i));
     case DType::kBF16: {
       const auto bits = static_cast<std::uint32_t>(Read<std::uint16_t>(data, i)) << 16;
       return static_cast<double>(std::bit_cast<float>(bits));
@@ -85,7 +111,7 @@ void StoreElement(DType dtype, std::byte* data, std::int64_t i, double value) {
   const auto narrow = static_cast<float>(value);
   switch (dtype) {
     case DType::kFP32: return Write(data, i, narrow);
-    case DType::kFP16: return Write(data, i, static_cast<Half>(narrow));
+    case DType::kFP16: return Write(data, i, ToHalf(narrow));
     case DType::kBF16: {
       const auto bits = std::bit_cast<std::uint32_t>(narrow);
       const std::uint32_t rounded = bits + 0x7FFF + ((bits >> 16) & 1);

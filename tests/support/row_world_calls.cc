@@ -157,8 +157,9 @@ Status RowWorld::Commit(Stream stream, const std::map<SequenceId, std::int64_t>&
     WorldSequence& sequence = sequences_.at(id);
     if (end >= 0) sequence.base = end;
     sequence.settled = sequence.base;
-    const bool later = std::any_of(live_.begin() + 1, live_.end(),
-                                   [&](const WorldStep& step) { return step.left.count(id) > 0; });
+    const bool later =
+        std::any_of(live_.begin() + 1, live_.end(),
+                    [&, id = id](const WorldStep& step) { return step.left.count(id) > 0; });
     if (end >= 0 && !later) {  // rejected drafts
       sequence.tokens.resize(static_cast<std::size_t>(end));
       sequence.rows.resize(static_cast<std::size_t>(end));

@@ -24,6 +24,17 @@ add_executable(tiny_server examples/tiny_server.cc examples/api.cc examples/api_
                            examples/engine.cc examples/http_server.cc examples/llama.cc
                            examples/llama_load.cc)
 lariat_target(tiny_server)
+# What is run once, and long in compiling.
+set(level $<$<CONFIG:Release>:-O1>)
+if(LARIAT_SANITIZE)
+  set(level -O0)
+endif()
+set_source_files_properties(examples/tiny_server.cc examples/api_parse.cc examples/llama_load.cc
+  PROPERTIES COMPILE_OPTIONS ${level} SKIP_PRECOMPILE_HEADERS ON)
+lariat_precompile(tiny_server <nlohmann/json.hpp>)
+# Newer versions of cpp-httplib lack functions that older ones want overridden.
+target_compile_options(tiny_server PRIVATE
+  $<$<CXX_COMPILER_ID:Clang,AppleClang>:-Wno-inconsistent-missing-override>)
 target_include_directories(tiny_server PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
 target_link_libraries(tiny_server PRIVATE lariat::session ${httplib} CLI11::CLI11
                                           nlohmann_json::nlohmann_json Threads::Threads)
