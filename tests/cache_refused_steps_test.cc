@@ -170,5 +170,40 @@ TEST_CASE("A Commit whose last entry is refused changes nothing", "[cache]") {
   });
 }
 
+TEST_CASE("What was closed or shortened meanwhile keeps nothing of a Commit in full", "[cache]") {
+  for (const bool closes : {true, false}) {
+    World world(BackendKind::kNull, false);
+    const std::int64_t held = world.c->GetStats().held_blocks;
+    const SequenceId id = world.ids[1];
+    Step step = world.Prepared(
+        std::vector<StepItem>{{world.ids[0], 1, 0, {}}, {id, 2, 0, {}}, {world.ids[3], 1, 0, {}}});
+    CaseCache::Must(closes ? world.c->Close(id) : world.c->Truncate(id, 6));
+    // All rows with all ids, as of the others.
+    const auto one = std::span<const TokenId>(world.fed).first(1);
+    const std::vector<StepCommit> commits = {
+        {world.ids[0], 1, one}, {id, 2, world.fed}, {world.ids[3], 1, one}};
+    CaseCache::Must(world.c->Commit(step, commits, {}));
+    CHECK(world.c->GetExtent(world.ids[0])->settled == 6);
+    CHECK(world.c->GetStats().held_blocks == held - (closes ? 2 : 0));
+    if (closes) continue;
+    CHECK(world.c->GetExtent(id)->settled == 6);
+    CHECK(world.c->GetExtent(id)->known == 6);
+  }
+}
+
+TEST_CASE("A dropped step goes when the sequence that it waits for is closed", "[cache]") {
+  World world(BackendKind::kNull, false);
+  const std::vector<StepItem> item = {{world.ids[0], 1, 0, {}}};
+  Step first = world.Prepared(item), second = world.Prepared(item);
+  first = Step();  // has to wait: the second has later rows
+  CHECK(world.c->GetStats().live_steps == 2);
+  CaseCache::Must(world.c->Close(world.ids[0]));
+  CHECK(world.c->GetStats().live_steps == 1);
+  const std::string before = world.c->Snapshot();
+  world.Refused(world.c->Plan(std::vector<StepItem>{{SequenceId{987654}, 1, 0, {}}}).status(),
+                Code::kInvalidArgument, before);
+  CaseCache::Must(world.c->Commit(second, {}, {}));
+}
+
 }  // namespace
 }  // namespace lariat

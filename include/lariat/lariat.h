@@ -726,7 +726,7 @@ LARIAT_API lariat_code lariat_cache_layer(lariat_cache* cache, int32_t layer,
  * step. Reads are ordered against appends by the stream, as in any attention kernel. Writing to
  * rows that are not of a prepared step is not allowed.
  * Errors: LARIAT_INVALID_ARGUMENT (no such layer, a V that is not there), LARIAT_UNSUPPORTED (null
- *   backend). */
+ *   backend), LARIAT_NOT_READY (the pool was released). */
 enum { LARIAT_K = 0, LARIAT_V = 1 };
 struct DLManagedTensor;
 LARIAT_API lariat_code lariat_cache_layer_tensor(lariat_cache* cache, int32_t layer, int32_t which,

@@ -82,7 +82,7 @@ class BlockTableMemory {
  public:
   // size: of the tables of a sequence, in blocks;  count: of sequences, about
   BlockTableMemory(std::size_t size, std::size_t count) : size_(size) {
-    // Most of a long table is never touched: it must not lie in a huge page, which is there whole.
+    // Most of a long table is never touched, and a huge page is there whole: long ones share none.
     const std::size_t bytes = size * sizeof(BlockId);
     at_once_ = bytes > kPage / kLeastInPage ? 1 : std::min(kPage / bytes, count);
   }

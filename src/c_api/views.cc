@@ -50,6 +50,7 @@ Status MakeTensor(const Handle& handle, std::int32_t layer, std::int32_t which,
   if (!view.ok()) return view.status();
   const BackendKind kind = handle.cache->device().kind();
   if (kind == BackendKind::kNull) return Unsupported("tensors of the null backend");
+  if (view->k == nullptr) return NotReady("the pool was given back by Release: call Reacquire first");
   if (value && view->v == nullptr) {
     return InvalidArgument(std::string("which is 1 (V), but layer ")
                                .append(std::to_string(layer))

@@ -220,6 +220,7 @@ Result<SequenceId> KVCache::Open(std::span<const TokenId> prompt, const OpenOpti
 Status KVCache::Close(SequenceId sequence) {
   return Guarded([&]() -> Status {
     Status closed = impl_->manager.Close(sequence);
+    if (closed.ok()) impl_->DiscardAbandoned();  // a step that waited for rows of its
     impl_->Publish();
     return closed;
   });

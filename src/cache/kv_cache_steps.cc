@@ -229,8 +229,8 @@ Status KVCache::Impl::Commit(std::uint64_t id, std::span<const StepCommit> commi
     return NotReady(Name(id) + " is not prepared");
   }
   if (Status s = CheckStream(stream); !s.ok()) return s;
-  // First, as a Commit cannot be taken back. Where it is refused the event means nothing: nobody
-  // looks at it before it is recorded again.
+  // First, as a Commit cannot be taken back. Where it is refused the event stands for a later point
+  // of the same stream, which is as good for whoever waits for it.
   if (Status s = device.Record(record->event, stream); !s.ok()) return s;
   if (Status s = manager.Commit(record->plan, commits); !s.ok()) return s;
   NoteEnd(*record);
@@ -268,9 +268,10 @@ void KVCache::Impl::Drop(std::uint64_t id) noexcept {
 
 bool KVCache::Impl::DiscardAbandoned() {
   bool any = false;
-  const auto legal = [&](const StepRecord& record) {
+  const auto ready = [&](StepRecord& record) {
     try {
-      return manager.CheckDiscard(record.plan).ok();
+      return manager.CheckDiscard(record.plan).ok() &&
+             device.Record(record.event, record.stream).ok();  // or the device is lost
     } catch (const std::exception&) {
       return false;  // out of memory: the next call tries again
     }
@@ -279,8 +280,7 @@ bool KVCache::Impl::DiscardAbandoned() {
     again = false;
     for (StepRecord& record : ring) {
       if (record.plan.phase != StepPhase::kPrepared || !record.plan.abandoned) continue;
-      if (!legal(record)) continue;
-      if (!device.Record(record.event, record.stream).ok()) continue;  // the device is lost
+      if (!ready(record)) continue;
       // What was decided before: the Discard may take places that those copies go to.
       StartWrites();
       manager.Discard(record.plan);

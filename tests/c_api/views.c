@@ -74,6 +74,11 @@ void TestTensors(void) {
   OK(cache, lariat_cache_layer(cache, 1, &view));
   CHECK(view.k == NULL && view.v == NULL);
   ANSWERS(cache, LARIAT_NOT_READY, lariat_sequence_open(cache, NULL, 0, NULL, &sequence));
+  REFUSES(cache, LARIAT_NOT_READY, "Reacquire",
+          lariat_cache_layer_tensor(cache, 0, LARIAT_K, &refused));
+  REFUSES(cache, LARIAT_NOT_READY, "Reacquire",
+          lariat_cache_layer_tensor(cache, 0, LARIAT_V, &refused));
+  OK(cache, lariat_cache_release(cache));
   OK(cache, lariat_cache_reacquire(cache));
   OK(cache, lariat_cache_layer(cache, 1, &view));
   CHECK(view.k != NULL && view.v != NULL);

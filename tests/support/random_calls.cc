@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support/random_calls.h"
 
+#include <deque>
+
 namespace lariat::testing {
 
 // Keeps part of each sequence's rows; seldom, something that must be refused.
@@ -11,12 +13,15 @@ void RandomCalls::Commit() {
   const reference::ModelStep& step = model().steps()[which_step];
   std::map<SequenceId, CacheModel::Keep> keeps;
   std::vector<StepCommit> commits;
+  std::deque<std::vector<TokenId>> dropped;  // ids of rows that are gone
   std::string what = Text("Commit ", which_step);
   bool invalid = false;
   for (const ModelEntry& entry : step.entries) {
     const auto open = model().sequences().find(entry.sequence);
     if (open == model().sequences().end()) {
-      if (Chance(30)) commits.push_back({.sequence = entry.sequence, .kept = entry.count});
+      if (!Chance(50)) continue;
+      const auto given = static_cast<std::size_t>(Chance(50) ? entry.count : 0);
+      commits.push_back({entry.sequence, entry.count, dropped.emplace_back(given, 1)});
       continue;
     }
     CacheModel::Keep& keep = keeps[entry.sequence];
@@ -36,6 +41,13 @@ void RandomCalls::Commit() {
     const bool gap = std::ssize(open->second.ids) < from;
     if (!gap) keep.given = static_cast<std::size_t>(Chance(75) ? past : Roll(past + 1));
     commit.tokens = std::span(keep.truth).first(keep.given);
+    // As many ids as rows are named may be given, though the last ones are gone.
+    const std::int64_t gone = std::max<std::int64_t>(0, entry.start + commit.kept - from) - past;
+    if (!gap && gone > 0 && std::ssize(commit.tokens) == past && Chance(50)) {
+      std::vector<TokenId>& all = dropped.emplace_back(keep.truth);
+      all.resize(all.size() + static_cast<std::size_t>(gone), 1);
+      commit.tokens = all;
+    }
     if (Chance(2)) {
       commit.kept = Chance(50) ? entry.count + 1 : least - 1;
       invalid = true;
