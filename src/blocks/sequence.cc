@@ -30,9 +30,8 @@ void SequenceTable::AddEntry() {
     chunks_.push_back(std::move(chunk));
   }
   Sequence fresh;
-  Sequence& entry = fresh;
-  entry.ids.reserve(static_cast<std::size_t>(ids_capacity_));
-  entry.sides.resize(sides_);
+  fresh.ids.reserve(static_cast<std::size_t>(ids_capacity_));
+  fresh.sides.resize(sides_);
   const auto grow = [&](auto& list) {
     if (list.capacity() == index) list.reserve(2 * index + kEntriesAtOnce);
   };
@@ -46,8 +45,8 @@ void SequenceTable::AddEntry() {
     tables = tables.subspan(table_capacity_);
     return BlockTable(table);
   };
-  entry.table = next();
-  for (SideTable& side : entry.sides) side.table = next();
+  fresh.table = next();
+  for (SideTable& side : fresh.sides) side.table = next();
   entries_.push_back(&chunks_.back().emplace_back(std::move(fresh)));
   lives_.push_back(0);
   free_entries_.push_back(static_cast<int>(index));
