@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the machine code of the kernels of AppendRope and RopeUpdate, and of MlaAppend's own one.
+"""Reads the machine code of AppendRope's and RopeUpdate's kernels and of MLA's fastest.
 
 usage: sass_test.py CUOBJDUMP ARCHIVE
 
@@ -15,11 +15,12 @@ import sys
 
 WAIT = "ACQBULK"
 GLOBAL = re.compile(r"\b(LDG|LD|STG|ST|ATOM|ATOMG|RED|LDGSTS|UBLKCP)\b")
-KERNELS = re.compile(r"AppendRopeKernel|RopeUpdate(?:Few|Many)Kernel|MlaAppend512Kernel")
+KERNELS = re.compile(r"AppendRopeKernel|RopeUpdate(?:Few|Many)Kernel|MlaAppend512Kernel|11FixedKernel")
 # The template arguments in a mangled name.
 APPEND = re.compile(r"AppendRopeKernelILi(\d+)ELi(\d+)ELb([01])ELb([01])E")
 FEW = re.compile(r"RopeUpdateFewKernelILi(\d+)ELb([01])ELb([01])E")
 MLA = re.compile(r"MlaAppend512KernelIN\w+?ELb([01])E")
+COMPRESS = re.compile(r"11FixedKernelILb([01])E")
 
 
 class Kernel:
@@ -60,10 +61,12 @@ def read(cuobjdump, archive):
 
 def faults(kernel):
     """What is wrong with a kernel."""
-    append, few, mla = (form.search(kernel.name) for form in (APPEND, FEW, MLA))
+    append, few, mla, compress = (
+        form.search(kernel.name) for form in (APPEND, FEW, MLA, COMPRESS))
     if kernel.count(r"\b(LDL|STL)\b"):
         yield "uses local memory"
-    if kernel.count(r"\b[FD]FMA\b") and not mla:  # a root and a division are made of them
+    # A root and a division are made of them, and products.
+    if kernel.count(r"\b[FD]FMA\b") and not mla and not compress:
         yield "has a fused multiply-add"
     if kernel.count(r"\bLDG\S*\.CONSTANT"):
         yield "loads through the read-only path"
@@ -73,7 +76,7 @@ def faults(kernel):
     stretches = kernel.stretches_before_waits()
     if not stretches:
         yield "has no wait"
-    form = append or few or mla
+    form = append or few or mla or compress
     early = form and form.groups()[-1] == "1"
     for stretch in stretches:
         accesses = [line for line in stretch if GLOBAL.search(line)]
@@ -83,6 +86,8 @@ def faults(kernel):
             if len(tables) > 2 * int(append.group(1)) // 4:
                 yield f"{len(tables)} loads of 128 bits come before a wait"
             allowed = 3 + len(tables)
+        elif early and compress:  # w_down's and w_up's bulk copies
+            allowed = sum("UBLKCP" in line for line in accesses[:2])
         elif early and mla:  # slot and position, cos and sin, two pieces of the weight
             allowed = 6
         elif early:  # two positions
@@ -104,7 +109,8 @@ def main():
                    r"AppendRopeKernelILi8ELi2ELb0ELb0E", r"AppendRopeKernelILi8ELi2ELb0ELb1E",
                    r"RopeUpdateFewKernelILi4ELb1ELb0E", r"RopeUpdateFewKernelILi4ELb1ELb1E",
                    r"RopeUpdateManyKernel", r"MlaAppend512KernelINS_4Bf16ELb0E",
-                   r"MlaAppend512KernelINS_4Bf16ELb1E"):
+                   r"MlaAppend512KernelINS_4Bf16ELb1E", r"11FixedKernelILb0E",
+                   r"11FixedKernelILb1E"):
         if not any(wanted in name for name in names):
             if not names:
                 print("SKIPPED: machine code of the kernels is not here")

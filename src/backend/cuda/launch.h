@@ -37,6 +37,15 @@ inline bool AllMultiplesOf16(std::initializer_list<const void*> pointers,
   return bits % 16 == 0;
 }
 
+// Whether a block may have so much shared memory on the current device.
+inline bool SharedMemoryFits(std::int64_t bytes) {
+  int device = 0, most = 0;
+  return cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) ==
+             cudaSuccess &&
+         bytes <= most;
+}
+
 // Launches, and returns this launch's error alone.
 template <class... Parameters, class... Arguments>
 cudaError_t Launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, cudaStream_t stream,

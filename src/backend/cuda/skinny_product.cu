@@ -361,15 +361,6 @@ cudaError_t LaunchType(const GemmParams& p, const Args& a, cudaStream_t stream) 
   return out_in ? LaunchRows<T, 64, true>(p, a, stream) : LaunchRows<T, 64, false>(p, a, stream);
 }
 
-// Whether a block may have so much shared memory.
-bool Fits(std::int64_t bytes) {
-  int device = 0, most = 0;
-  return cudaGetDevice(&device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) ==
-             cudaSuccess &&
-         bytes <= most;
-}
-
 }  // namespace
 
 bool SkinnyIsFaster(const GemmParams& p) {
@@ -379,7 +370,7 @@ bool SkinnyIsFaster(const GemmParams& p) {
   return across % 8 == 0 && p.inner % 8 == 0 && p.columns % 4 == 0 && p.c_stride % 4 == 0 &&
          reinterpret_cast<std::uintptr_t>(p.c) % 8 == 0 &&
          AllMultiplesOf16({p.a, p.w}, {2 * p.a_stride, 2 * p.w_stride}) &&
-         Fits(Shape<kMostRows>::kBytes) &&
+         SharedMemoryFits(Shape<kMostRows>::kBytes) &&
          KernelsWait(reinterpret_cast<const void*>(FewRowsKernel<Bf16, 16, true>));
 }
 

@@ -3,16 +3,13 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "backend/cuda/byte_barrier.cuh"
 #include "base/float16.h"
 
 // The instructions that a product by tensor cores is made of: copies into shared memory that run by
 // themselves, loads of 8 x 8 matrices, multiply-adds of them, and a cluster's shared memory.
 
 namespace lariat::cuda {
-
-__device__ __forceinline__ std::uint32_t SharedAddress(const void* shared) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
-}
 
 // 16 bytes from memory to shared memory; zeros where they are not there.
 __device__ __forceinline__ void CopyPiece(std::uint32_t to, const void* from, bool there) {
@@ -79,32 +76,6 @@ __device__ __forceinline__ void MultiplyAdd(float (&c)[4], const std::uint32_t (
 // A block sends to another one's shared memory, whose barrier counts the bytes that have come. The
 // cluster meets once, before anything is sent, for the barriers to be there; nobody waits for its
 // own messages, and nobody leaves before all of its have come.
-
-__device__ __forceinline__ void InitBarrier(std::uint32_t barrier, int arrivals) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "mbarrier.init.shared::cta.b64 [%0], %1; fence.mbarrier_init.release.cluster;" ::"r"(barrier),
-      "r"(arrivals)
-      : "memory");
-#endif
-}
-
-// The one arrival, and how many bytes there will be.
-__device__ __forceinline__ void ExpectBytes(std::uint32_t barrier, int bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
-#endif
-}
-
-__device__ __forceinline__ void WaitForBytes(std::uint32_t barrier) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{ .reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;"
-      " @!done bra again; }" ::"r"(barrier)
-      : "memory");
-#endif
-}
 
 // Of all threads of all blocks. It orders no memory but the barriers' own.
 __device__ __forceinline__ void ArriveAtCluster() {
