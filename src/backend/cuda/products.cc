@@ -170,7 +170,7 @@ std::vector<std::string> Products::Describe() const {
       }
     }
     lines.push_back(
-        line.append(choice.tried ? ", the fastest of its bits" : ", the first proposed"));
+        line.append(choice.tried ? ", of the fastest of its bits" : ", the first proposed"));
   }
   return lines;
 }

@@ -18,7 +18,7 @@ namespace lariat::cuda {
 
 // Matrix products by cuBLASLt. The first algorithm that it proposes for a product's widths, types,
 // strides, alignments and bucket of rows (the next power of two) decides the bits of the result;
-// those whose sums depend on timing are left out. Warmup takes the fastest of the proposals that
+// those whose sums depend on timing are left out. Warmup takes one of the fastest proposals that
 // give the same bits, so the clock never decides what is computed. Threads: any.
 class Products {
  public:
@@ -53,7 +53,7 @@ class Products {
   Status Open();
   struct Choice {
     bool plain = false;  // no algorithm of cuBLASLt's
-    bool tried = false;  // the algorithm is the fastest of its kind
+    bool tried = false;  // the algorithm is one of the fastest of its kind
     cublasLtMatmulAlgo_t algorithm;
   };
   // What cuBLASLt proposes for the bucket, as far as it takes all of it; maybe nothing.
