@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "support/compress_runner.h"
+#include "support/few_cases.h"
 
 namespace lariat {
 namespace {
@@ -83,15 +84,17 @@ void Shapes(unsigned seed) {
   for (Device& device : AvailableDevices()) {
     Random random(seed);
     Tried<F> tried;
+    test::CaseCounter counter;
     for (const Size& size : sizes) {
       for (const bool in_out : {true, false}) {
+        if (counter.LeaveOut()) continue;
         CompressShape s = Down(size.tokens, size.model_dim, size.rank, in_out);
         if (random.Chance(40)) s.stride_pad = random.OneOf<std::int64_t>({4, 8, 24});
         if (random.Chance(40)) s.weight_pad = random.OneOf<std::int64_t>({4, 8, 24});
         tried.Run(device, random, s);
       }
     }
-    tried.Check(device);
+    if (!test::FewCases()) tried.Check(device);
   }
 }
 
