@@ -90,7 +90,64 @@ void SameBits(unsigned seed) {
   }
 }
 
+// K and V rows of 17 MB, stored to a pool that lies `off` elements off its boundary.
+std::vector<std::uint32_t> StoredAt(std::size_t off, int threads, RopeStyle style) {
+  constexpr std::int64_t kTokens = 4100, kHeads = 4, kDim = 128, kBlock = 16;
+  constexpr std::size_t kElements = kTokens * kHeads * kDim;
+  constexpr std::size_t kPool = (kTokens / kBlock + 1) * kBlock * kHeads * kDim;
+  Device device = CpuDevice(threads);
+  // Numbers of any bits but NaNs.
+  std::vector<std::uint32_t> rows(kElements), table(32 * 8);
+  std::uint32_t bits = 1;
+  for (std::vector<std::uint32_t>* const all : {&rows, &table}) {
+    for (std::uint32_t& word : *all) word = (bits = bits * 1664525 + 1013904223) & 0xBFFFFFFF;
+  }
+  DeviceVector<std::uint32_t> k(device, rows), cos(device, table);
+  const std::vector<std::uint32_t> empty(kPool);
+  DeviceVector<std::uint32_t> k_cache(device, empty, off), v_cache(device, empty, off);
+  std::vector<std::int64_t> order(kTokens);
+  std::vector<std::int32_t> places(kTokens);
+  for (std::size_t t = 0; t < kTokens; ++t) {
+    order[t] = static_cast<std::int64_t>(t * 7 % kTokens);
+    places[t] = static_cast<std::int32_t>(t % 8);
+  }
+  order[5] = -1;
+  DeviceVector<std::int64_t> slots(device, order);
+  DeviceVector<std::int32_t> positions(device, places);
+  AppendRopeParams p;
+  p.in_dtype = p.dtype = DType::kFP32;
+  p.style = style;
+  p.num_tokens = kTokens;
+  p.kv_heads = kHeads;
+  p.k_dim = p.v_dim = kDim;
+  p.rotary_dim = 64;
+  p.num_positions = 8;
+  p.block_size = kBlock;
+  p.num_slots = static_cast<std::int64_t>(kPool) / (kHeads * kDim);
+  p.k = p.v = k.data();
+  p.k_cache = k_cache.data();
+  p.v_cache = v_cache.data();
+  p.slots = slots.data();
+  p.positions = positions.data();
+  p.cos = p.sin = reinterpret_cast<const float*>(cos.data());
+  REQUIRE(AppendRope(device, p, Stream{}).ok());
+  REQUIRE(device.Synchronize(Stream{}).ok());
+  std::vector<std::uint32_t> all = k_cache.Read();
+  const std::vector<std::uint32_t> v_rows = v_cache.Read();
+  all.insert(all.end(), v_rows.begin(), v_rows.end());
+  return all;
+}
+
 }  // namespace
+
+TEST_CASE("cpu threads: more than the caches keep goes past them, with the same bits") {
+  for (const RopeStyle style :
+       {RopeStyle::kHalf, RopeStyle::kInterleaved, RopeStyle::kInterleavedToHalf}) {
+    const auto through = StoredAt(1, 1, style);  // not whole lines
+    CHECK((StoredAt(0, 1, style) == through));
+    CHECK((StoredAt(0, 3, style) == through));
+  }
+}
 
 TEST_CASE("cpu threads: appends give the same bits in all types, widths and numbers of threads") {
   SameBits<F32, F32>(1);

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <random>
+#include <vector>
 
 #include "bench_ceiling.h"
 #include "bench_data.h"
@@ -285,24 +289,27 @@ Status AppendWorkload::Check(Stream stream) {
   return Status::Ok();
 }
 
-// On the CPU: rows as they lie to the pool as it lies, q to itself a set further on. On CUDA it is
-// the copy of large buffers.
+// On the CPU: rows as they lie to the pool as it lies, q to another set or to memory of its own.
+// On CUDA it is the copy of large buffers.
 std::unique_ptr<Workload> AppendWorkload::MakeCeiling() {
   if (device_->kind() != BackendKind::kCpu) return nullptr;
-  return std::make_unique<CopiesWorkload>(*this, device_->cpu_threads(), [this](std::int64_t i) {
+  const auto k = static_cast<std::size_t>(tokens_ * kv_heads_ * k_dim_ * InSize());
+  const auto v = static_cast<std::size_t>(tokens_ * kv_heads_ * v_dim_ * InSize());
+  const auto q = static_cast<std::size_t>(tokens_ * q_heads_ * k_dim_ * InSize());
+  // Where there is no other set, q goes to memory of its own.
+  const auto other_q = std::make_shared<std::vector<std::max_align_t>>(
+      sets() > 1 ? 0 : q / sizeof(std::max_align_t) + 1);
+  const auto copies = [=, this](std::int64_t i) {
     const AppendRopeParams from = Params(i % sets()), next = Params((i + 1) % sets());
-    const auto k = static_cast<std::size_t>(tokens_ * kv_heads_ * k_dim_ * InSize());
-    const auto v = static_cast<std::size_t>(tokens_ * kv_heads_ * v_dim_ * InSize());
-    const auto q = static_cast<std::size_t>(tokens_ * q_heads_ * k_dim_ * InSize());
     auto* const pool = static_cast<std::byte*>(pool_.data());
-    const std::size_t room = pool_.size() - std::min(pool_.size(), std::max({k, v, q}));
+    const std::size_t room = pool_.size() - std::min(pool_.size(), std::max(k, v));
     const auto at = [&](std::size_t bytes) { return pool + bytes % (room + 1) / 64 * 64; };
     const std::size_t first = static_cast<std::size_t>(i % sets()) * (k + v);
-    return std::array<BlockCopy, 3>{
-        {{at(first), from.k, std::min(k, pool_.size())},
-         {at(first + k), from.v, std::min(v, pool_.size())},
-         {sets() > 1 ? next.q_out : at(first), from.q, q_heads_ > 0 ? q : 0}}};
-  });
+    return std::array<BlockCopy, 3>{{{at(first), from.k, std::min(k, pool_.size())},
+                                     {at(first + k), from.v, std::min(v, pool_.size())},
+                                     {sets() > 1 ? next.q_out : other_q->data(), from.q, q}}};
+  };
+  return std::make_unique<CopiesWorkload>(*this, device_->cpu_threads(), copies);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/rotate.h"
+#include "backend/cpu/stream.h"
 #include "backend/dispatch.h"
 #include "backend/sections.h"
 
@@ -15,17 +16,22 @@ class Appender {
       : p_(params),
         row_bytes_{RowBytes(params.k_dim, params.k_cache_head_stride),
                    RowBytes(params.v_dim, params.v_cache_head_stride)},
-        ahead_(params.num_tokens * (row_bytes_[0] + row_bytes_[1]) >= kAheadBytes) {}
+        ahead_(params.num_tokens * (row_bytes_[0] + row_bytes_[1]) >= kAheadBytes),
+        past_caches_(WholeLines() &&
+                     params.num_tokens * (row_bytes_[0] + row_bytes_[1]) >= kPastBytes) {}
 
   LARIAT_INLINE void Run(std::int64_t first, std::int64_t last) const {
     for (std::int64_t t = first; t < last; ++t) {
-      if (ahead_ && t + 1 < last) FetchRows(p_.slots[t + 1]);
-      Append(t);
+      const bool ahead = ahead_ && t + 1 < last;
+      if (ahead && !past_caches_) FetchRows(p_.slots[t + 1]);
+      Append(t, ahead);
     }
+    if (past_caches_) OrderStores();
   }
 
  private:
-  LARIAT_INLINE void Append(std::int64_t t) const {
+  // ahead: asks for what the next token has.
+  LARIAT_INLINE void Append(std::int64_t t, bool ahead) const {
     const std::int64_t slot = p_.slots[t];
     const bool turns = p_.rotary_dim > 0;
     // A token that stores nothing and has no q needs no position, so it is not looked at.
@@ -42,13 +48,33 @@ class Appender {
     if (slot >= 0 && slot < p_.num_slots && position_ok) Store(t, slot, rows);
     for (std::int64_t head = 0; head < p_.q_heads; ++head) {
       const std::int64_t at = t * p_.q_token_stride + head * p_.q_head_stride;
-      Turn(static_cast<const In*>(p_.q) + at, static_cast<In*>(p_.q_out) + at, rows, rotary_dim);
+      const In* const q = static_cast<const In*>(p_.q) + at;
+      if (ahead) FetchLines(q + p_.q_token_stride, std::int64_t{p_.k_dim} * sizeof(In), false);
+      Turn(q, static_cast<In*>(p_.q_out) + at, rows, rotary_dim, false);
     }
   }
 
   // Bytes of the cache's rows from which they do not stay in a core's own caches.
   static constexpr std::int64_t kAheadBytes = std::int64_t{1} << 20;
+  // And from which they may as well go past all caches.
+  static constexpr std::int64_t kPastBytes = std::int64_t{16} << 20;
   static constexpr std::int64_t kLine = 64;
+
+  // Whether rows are stored as they come, in whole lines: half a line past the caches costs more
+  // than a whole one through them.
+  bool WholeLines() const {
+    const auto whole = [](std::int64_t elements) {
+      return elements * std::int64_t{sizeof(Out)} % kLine == 0;
+    };
+    return std::is_same_v<In, Out> && row_bytes_[0] > 0 && whole(p_.k_dim) && whole(p_.v_dim) &&
+           p_.rotary_dim % (2 * kTile) == 0 && p_.position_sections == 1 &&
+           whole(p_.k_block_stride) && whole(p_.k_row_stride) && whole(p_.v_block_stride) &&
+           whole(p_.v_row_stride) && whole(p_.v_cache_head_stride) &&
+           (reinterpret_cast<std::uintptr_t>(p_.k_cache) |
+            reinterpret_cast<std::uintptr_t>(p_.v_cache)) %
+                   kLine ==
+               0;
+  }
 
   // Of a row whose heads lie side by side; 0: they do not.
   std::int64_t RowBytes(int dim, std::int64_t head_stride) const {
@@ -64,8 +90,8 @@ class Appender {
         static_cast<const Out*>(p_.k_cache) + block * p_.k_block_stride + row * p_.k_row_stride);
     const auto* v = reinterpret_cast<const char*>(
         static_cast<const Out*>(p_.v_cache) + block * p_.v_block_stride + row * p_.v_row_stride);
-    for (std::int64_t at = 0; at < row_bytes_[0]; at += kLine) __builtin_prefetch(k + at, 1);
-    for (std::int64_t at = 0; at < row_bytes_[1]; at += kLine) __builtin_prefetch(v + at, 1);
+    FetchLines(k, row_bytes_[0], true);
+    FetchLines(v, row_bytes_[1], true);
   }
 
   // Where a token's rows of cos and sin begin, one for each section.
@@ -99,20 +125,24 @@ class Appender {
     auto* k_row = static_cast<Out*>(p_.k_cache) + block * p_.k_block_stride + row * p_.k_row_stride;
     auto* v_row = static_cast<Out*>(p_.v_cache) + block * p_.v_block_stride + row * p_.v_row_stride;
     for (std::int64_t head = 0; head < p_.kv_heads; ++head) {
-      Turn(k + head * p_.k_head_stride, k_row + head * p_.k_cache_head_stride, rows, p_.rotary_dim);
+      Turn(k + head * p_.k_head_stride, k_row + head * p_.k_cache_head_stride, rows, p_.rotary_dim,
+           past_caches_);
     }
     if (p_.v_head_stride == p_.v_dim && p_.v_cache_head_stride == p_.v_dim) {  // in a row
-      return MoveElements(v, v_row, std::int64_t{p_.kv_heads} * p_.v_dim);
+      return MoveElements(v, v_row, std::int64_t{p_.kv_heads} * p_.v_dim, past_caches_);
     }
     for (std::int64_t head = 0; head < p_.kv_heads; ++head) {
-      MoveElements(v + head * p_.v_head_stride, v_row + head * p_.v_cache_head_stride, p_.v_dim);
+      MoveElements(v + head * p_.v_head_stride, v_row + head * p_.v_cache_head_stride, p_.v_dim,
+                   past_caches_);
     }
   }
 
   template <class To>
-  LARIAT_INLINE void Turn(const In* src, To* dst, const Rows& rows, int rotary_dim) const {
+  LARIAT_INLINE void Turn(const In* src, To* dst, const Rows& rows, int rotary_dim,
+                          bool past_caches) const {
     if (rotary_dim > 0 && p_.position_sections == 1) {
-      RotateHead(src, dst, p_.cos + rows.at[0], p_.sin + rows.at[0], rotary_dim, p_.style);
+      RotateHead(src, dst, p_.cos + rows.at[0], p_.sin + rows.at[0], rotary_dim, p_.style,
+                 past_caches);
     } else if (rotary_dim > 0) {
       const int pairs = rotary_dim / 2;
       const PairPlaces from = PlacesOf(p_.style == RopeStyle::kHalf, pairs);
@@ -122,12 +152,12 @@ class Appender {
         RotatePair(src, from, dst, to, i, p_.cos[at], p_.sin[at]);
       }
     }
-    MoveElements(src + rotary_dim, dst + rotary_dim, p_.k_dim - rotary_dim);
+    MoveElements(src + rotary_dim, dst + rotary_dim, p_.k_dim - rotary_dim, past_caches);
   }
 
   const AppendRopeParams& p_;
   const std::int64_t row_bytes_[2];  // of K and V in the cache
-  const bool ahead_;
+  const bool ahead_, past_caches_;
 };
 
 }  // namespace

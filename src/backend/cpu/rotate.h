@@ -5,6 +5,7 @@
 #include <mutex>
 #include <type_traits>
 
+#include "backend/cpu/stream.h"
 #include "backend/cpu/vector.h"
 #include "base/float16.h"
 #include "lariat/ops.h"
@@ -40,7 +41,7 @@ inline constexpr int kTile = 32;
 // loops; arrays of its own cannot overlap anything.
 template <bool kHalfIn, bool kHalfOut, class In, class Out, class Table>
 LARIAT_INLINE void RotateTile(const In* src, int src_partner, Out* dst, int dst_partner,
-                              const Table* cos, const Table* sin) {
+                              const Table* cos, const Table* sin, bool past_caches) {
   using Real = typename Element<In>::Real;
   Real in[2 * kTile], out[2 * kTile], c[kTile], s[kTile];
   for (int i = 0; i < kTile; ++i) in[i] = Element<In>::Load(src[i]);
@@ -56,17 +57,18 @@ LARIAT_INLINE void RotateTile(const In* src, int src_partner, Out* dst, int dst_
   }
   Out stored[2 * kTile];
   for (int i = 0; i < 2 * kTile; ++i) stored[i] = Element<Out>::Store(out[i]);
-  std::memcpy(dst, stored, sizeof(stored) / 2);
-  std::memcpy(dst + (kHalfOut ? dst_partner : kTile), stored + kTile, sizeof(stored) / 2);
+  StoreBytes(dst, stored, sizeof(stored) / 2, past_caches);
+  StoreBytes(dst + (kHalfOut ? dst_partner : kTile), stored + kTile, sizeof(stored) / 2,
+             past_caches);
 }
 
 template <bool kHalfIn, bool kHalfOut, class In, class Out, class Table>
 LARIAT_INLINE void RotatePairs(const In* src, Out* dst, const Table* cos, const Table* sin,
-                               int pairs) {
+                               int pairs, bool past_caches) {
   int i = 0;
   for (; i + kTile <= pairs; i += kTile) {
     RotateTile<kHalfIn, kHalfOut>(src + (kHalfIn ? i : 2 * i), pairs, dst + (kHalfOut ? i : 2 * i),
-                                  pairs, cos + i, sin + i);
+                                  pairs, cos + i, sin + i, past_caches);
   }
   for (; i < pairs; ++i) {
     RotatePair(src, PlacesOf(kHalfIn, pairs), dst, PlacesOf(kHalfOut, pairs), i,
@@ -76,26 +78,30 @@ LARIAT_INLINE void RotatePairs(const In* src, Out* dst, const Table* cos, const 
 
 // Turns the pairs of one head: dst[0, rotary_dim) from src; the rest is not touched.
 //   cos, sin: [rotary_dim / 2]
-// dst may be src, but for kInterleavedToHalf.
+// dst may be src, but for kInterleavedToHalf. past_caches: as StoreBytes, where there are kTile
+// pairs at once.
 template <class In, class Out, class Table>
 LARIAT_INLINE void RotateHead(const In* src, Out* dst, const Table* cos, const Table* sin,
-                              int rotary_dim, RopeStyle style) {
+                              int rotary_dim, RopeStyle style, bool past_caches = false) {
   const int pairs = rotary_dim / 2;
   if (style == RopeStyle::kHalf) {
-    RotatePairs<true, true>(src, dst, cos, sin, pairs);
+    RotatePairs<true, true>(src, dst, cos, sin, pairs, past_caches);
   } else if (style == RopeStyle::kInterleaved) {
-    RotatePairs<false, false>(src, dst, cos, sin, pairs);
+    RotatePairs<false, false>(src, dst, cos, sin, pairs, past_caches);
   } else {
-    RotatePairs<false, true>(src, dst, cos, sin, pairs);
+    RotatePairs<false, true>(src, dst, cos, sin, pairs, past_caches);
   }
 }
 
 // Moves elements: bytes as they are where the type stays, else converted.
 template <class In, class Out>
-LARIAT_INLINE void MoveElements(const In* src, Out* dst, std::int64_t count) {
+LARIAT_INLINE void MoveElements(const In* src, Out* dst, std::int64_t count,
+                                bool past_caches = false) {
   if (count <= 0) return;
   if constexpr (std::is_same_v<In, Out>) {
-    if (dst != src) std::memcpy(dst, src, static_cast<std::size_t>(count) * sizeof(In));
+    if (dst != src) {
+      StoreBytes(dst, src, static_cast<std::size_t>(count) * sizeof(In), past_caches);
+    }
   } else {
     for (std::int64_t i = 0; i < count; ++i)
       dst[i] = Element<Out>::Store(Element<In>::Load(src[i]));
