@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "backend/cpu/crew.h"
+#include "backend/cpu/stream.h"
 #include "backend/cpu/vector.h"
 #include "support/append_runner.h"
 
@@ -90,63 +91,89 @@ void SameBits(unsigned seed) {
   }
 }
 
-// K and V rows of 17 MB, stored to a pool that lies `off` elements off its boundary.
-std::vector<std::uint32_t> StoredAt(std::size_t off, int threads, RopeStyle style) {
-  constexpr std::int64_t kTokens = 4100, kHeads = 4, kDim = 128, kBlock = 16;
-  constexpr std::size_t kElements = kTokens * kHeads * kDim;
-  constexpr std::size_t kPool = (kTokens / kBlock + 1) * kBlock * kHeads * kDim;
+// What a call leaves that is just large enough to go past the caches: K, V and q, in a pool that
+// lies `off` elements off its boundary.
+template <class F>
+std::vector<typename F::Bits> StoredAt(std::size_t off, int threads, RopeStyle style) {
+  using Bits = typename F::Bits;
+  constexpr std::int64_t kHeads = 4, kDim = 128, kRow = kHeads * kDim, kBlock = 16;
+  constexpr std::int64_t kTokens =
+      cpu::kPastBytes / (2 * kRow * std::int64_t{sizeof(Bits)}) + kBlock - 3;
+  constexpr std::int64_t kSlots = (kTokens / kBlock + 1) * kBlock;
+  static_assert(kTokens % 11 != 0);  // a slot for each
   Device device = CpuDevice(threads);
-  // Numbers of any bits but NaNs.
-  std::vector<std::uint32_t> rows(kElements), table(32 * 8);
-  std::uint32_t bits = 1;
-  for (std::vector<std::uint32_t>* const all : {&rows, &table}) {
-    for (std::uint32_t& word : *all) word = (bits = bits * 1664525 + 1013904223) & 0xBFFFFFFF;
-  }
-  DeviceVector<std::uint32_t> k(device, rows), cos(device, table);
-  const std::vector<std::uint32_t> empty(kPool);
-  DeviceVector<std::uint32_t> k_cache(device, empty, off), v_cache(device, empty, off);
+  std::uint32_t state = 1;
+  const auto numbers = [&](std::int64_t count) {  // of any bits but NaNs and infinities
+    std::vector<Bits> bits(static_cast<std::size_t>(count));
+    for (Bits& word : bits) {
+      state = state * 1664525 + 1013904223;
+      word = static_cast<Bits>(static_cast<Bits>(state >> (32 - 8 * sizeof(Bits))) &
+                               ~(Bits{1} << (8 * sizeof(Bits) - 2)));
+    }
+    return bits;
+  };
+  DeviceVector<Bits> rows(device, numbers(kTokens * kRow)), q(device, numbers(kTokens * kDim));
+  DeviceVector<Bits> k_cache(device, std::vector<Bits>(kSlots * kRow), off);
+  DeviceVector<Bits> v_cache(device, std::vector<Bits>(kSlots * kRow), off);
+  std::vector<float> turns(32 * 8);
+  for (std::size_t i = 0; i < turns.size(); ++i) turns[i] = 1 - static_cast<float>(i) / 128;
+  DeviceVector<float> table(device, turns);
   std::vector<std::int64_t> order(kTokens);
   std::vector<std::int32_t> places(kTokens);
-  for (std::size_t t = 0; t < kTokens; ++t) {
-    order[t] = static_cast<std::int64_t>(t * 7 % kTokens);
-    places[t] = static_cast<std::int32_t>(t % 8);
+  for (std::int64_t t = 0; t < kTokens; ++t) {
+    order[static_cast<std::size_t>(t)] = t * 11 % kTokens;
+    places[static_cast<std::size_t>(t)] = static_cast<std::int32_t>(t % 8);
   }
   order[5] = -1;
   DeviceVector<std::int64_t> slots(device, order);
   DeviceVector<std::int32_t> positions(device, places);
   AppendRopeParams p;
-  p.in_dtype = p.dtype = DType::kFP32;
+  p.in_dtype = p.dtype = F::kDType;
   p.style = style;
   p.num_tokens = kTokens;
   p.kv_heads = kHeads;
+  p.q_heads = style == RopeStyle::kInterleavedToHalf ? 0 : 1;
   p.k_dim = p.v_dim = kDim;
   p.rotary_dim = 64;
   p.num_positions = 8;
   p.block_size = kBlock;
-  p.num_slots = static_cast<std::int64_t>(kPool) / (kHeads * kDim);
-  p.k = p.v = k.data();
+  p.num_slots = kSlots;
+  p.k = p.v = rows.data();
+  p.q = p.q_out = p.q_heads > 0 ? q.data() : nullptr;
   p.k_cache = k_cache.data();
   p.v_cache = v_cache.data();
   p.slots = slots.data();
   p.positions = positions.data();
-  p.cos = p.sin = reinterpret_cast<const float*>(cos.data());
-  REQUIRE(AppendRope(device, p, Stream{}).ok());
-  REQUIRE(device.Synchronize(Stream{}).ok());
-  std::vector<std::uint32_t> all = k_cache.Read();
-  const std::vector<std::uint32_t> v_rows = v_cache.Read();
-  all.insert(all.end(), v_rows.begin(), v_rows.end());
+  p.cos = p.sin = table.data();
+  const Status status = AppendRope(device, p, Stream{});
+  INFO(status.ToString());
+  REQUIRE(status.ok());
+  std::vector<Bits> all = k_cache.Read();
+  for (DeviceVector<Bits>* const array : {&v_cache, &q}) {
+    const std::vector<Bits> more = array->Read();
+    all.insert(all.end(), more.begin(), more.end());
+  }
   return all;
+}
+
+// The same where rows are whole lines, which go past the caches, and where they are not.
+template <class F>
+void PastCaches(RopeStyle style) {
+  const auto through = StoredAt<F>(1, 1, style);
+  for (const Width width : Widths()) {
+    const Narrower narrower(width);
+    INFO(cpu::WidthName(width));
+    CHECK((StoredAt<F>(0, 1, style) == through));
+  }
+  CHECK((StoredAt<F>(0, 3, style) == through));
 }
 
 }  // namespace
 
 TEST_CASE("cpu threads: more than the caches keep goes past them, with the same bits") {
-  for (const RopeStyle style :
-       {RopeStyle::kHalf, RopeStyle::kInterleaved, RopeStyle::kInterleavedToHalf}) {
-    const auto through = StoredAt(1, 1, style);  // not whole lines
-    CHECK((StoredAt(0, 1, style) == through));
-    CHECK((StoredAt(0, 3, style) == through));
-  }
+  PastCaches<B16>(RopeStyle::kHalf);
+  PastCaches<F32>(RopeStyle::kInterleaved);
+  PastCaches<F16>(RopeStyle::kInterleavedToHalf);
 }
 
 TEST_CASE("cpu threads: appends give the same bits in all types, widths and numbers of threads") {

@@ -255,6 +255,8 @@ TEST_CASE("dependent launch: products of what the call before put out") {
                                1.7F / std::sqrt(static_cast<float>(shape.model_dim)));
       const auto w_up = data(std::int64_t{shape.model_dim} * shape.rank,
                              1.7F / std::sqrt(static_cast<float>(shape.rank)));
+      // The first shape's rows are those of K and V side by side.
+      const bool first_shape = element == 4;
       const auto run = [&](DependentLaunch kind) {
         const OwnStream own(device);
         DeviceVector<std::uint8_t> even(device, start), odd(device, start);
@@ -265,15 +267,20 @@ TEST_CASE("dependent launch: products of what the call before put out") {
         p.model_dim = shape.model_dim;
         p.rank = shape.rank;
         p.heads = shape.model_dim / 64;
-        p.k_dim = 64;
-        p.layout = element == 4 ? WeightLayout::kInOut : WeightLayout::kOutIn;
+        p.k_dim = first_shape ? 32 : 64;
+        p.v_dim = first_shape ? 32 : 0;
+        p.k_token_stride = p.v_token_stride = shape.model_dim;
+        p.layout = first_shape ? WeightLayout::kInOut : WeightLayout::kOutIn;
         p.w_down = down.data();
         p.w_up_k = up.data();
+        if (first_shape) p.w_up_v = up.data() + w_up.size() / 2;
         p.dependent_launch = kind;
         REQUIRE(Warmup(device, p, own.stream).ok());
         for (int i = 0; i < kTimes; ++i) {
           p.hidden = (i % 2 == 0 ? even : odd).data();
-          p.k = (i % 2 == 0 ? odd : even).data();
+          std::uint8_t* const to = (i % 2 == 0 ? odd : even).data();
+          p.k = to;
+          if (first_shape) p.v = to + shape.model_dim / 2 * element;
           REQUIRE(MlaCompress(device, p, own.stream).ok());
         }
         REQUIRE(device.Synchronize(own.stream).ok());

@@ -2,8 +2,11 @@
 // Backend::Gemm on every device that answers, against sums in double.
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <vector>
 
 #include "backend/backend.h"
+#include "backend/cuda/first_of_fastest.h"
 #include "reference/mla_compress_ref.h"
 #include "support/device_vector.h"
 #include "support/random.h"
@@ -155,6 +158,18 @@ void RunAll(unsigned seed) {
 }
 
 }  // namespace
+
+TEST_CASE("products: of ways that are equally fast the first is taken") {
+  constexpr double kNever = std::numeric_limits<double>::infinity();
+  const auto first = [](std::vector<double> seconds) { return cuda::FirstOfFastest(seconds); };
+  CHECK(first({1.0}) == 0);
+  CHECK(first({1.03, 1.0}) == 0);
+  CHECK(first({1.05, 1.0}) == 1);
+  CHECK(first({2.0, 1.05, 1.03, 1.0, 1.0}) == 2);
+  CHECK(first({kNever, 5.0, 4.9}) == 1);
+  CHECK(first({kNever, kNever}) == 0);
+  CHECK(first({}) == 0);
+}
 
 TEST_CASE("gemm: every size, layout, stride and batch, fp32") { RunAll<F32>(1); }
 TEST_CASE("gemm: every size, layout, stride and batch, fp16") { RunAll<F16>(2); }

@@ -34,7 +34,7 @@ struct Tried {
     const auto c = MakeCompress<F>(random, shape);
     const CompressReference<F> expected(c);
     CompressOptions options = given;
-    reference::Rows<F> latent, k;
+    reference::Rows<F> latent, k, v;
     for (const DependentLaunch kind : kKinds) {
       if (kind != kKinds[0] && device.kind() != BackendKind::kCuda) continue;
       options.dependent_launch = kind;
@@ -44,9 +44,11 @@ struct Tried {
       if (kind == kKinds[0]) {
         latent = out.latent;
         k = out.k;
+        v = out.v;
       }
       CHECK((out.latent.bits == latent.bits));
       CHECK((out.k.bits == k.bits));
+      CHECK((out.v.bits == v.bits));
     }
   }
   void Check(const Device& device) const {
@@ -84,7 +86,7 @@ void Shapes(unsigned seed) {
   for (Device& device : AvailableDevices()) {
     Random random(seed);
     Tried<F> tried;
-    test::CaseCounter counter;
+    test::CaseCounter counter(5);  // some of each number of rows that a kernel is made for
     for (const Size& size : sizes) {
       for (const bool in_out : {true, false}) {
         if (counter.LeaveOut()) continue;
@@ -168,20 +170,25 @@ TEST_CASE("compress: the first shape's kernel, any number of tokens, in every ki
   for (Device& device : AvailableDevices()) {
     Random random(15);
     Tried<F32> tried;
+    CompressShape s;  // the first shape's widths
+    CompressOptions options;
     for (const std::int64_t tokens : {1, 2, 3, 4, 95, 384, 400}) {
-      CompressShape s;  // the first shape's widths
       s.tokens = tokens;
-      s.stride_pad = random.OneOf<std::int64_t>({0, 1, 4});
-      s.weight_pad = random.OneOf<std::int64_t>({0, 4});
-      if (tokens == 95) {
-        s.k_dim = 8;
-        s.v_dim = 56;
+      for (const bool packed : {false, true}) {
+        s.stride_pad = random.OneOf<std::int64_t>({0, 1, 4});
+        options.stacked = tokens % 2 == 0;
+        options.packed = packed;
+        tried.Run(device, random, s, options);
       }
-      CompressOptions options;
-      options.stacked = tokens % 2 == 0;
-      options.packed = tokens == 4;
-      tried.Run(device, random, s, options);
     }
+    // What it does not take: rows of weights apart, other widths of K and V.
+    s.weight_pad = 4;
+    options.packed = false;
+    tried.Run(device, random, s, options);
+    s.weight_pad = 0;
+    s.k_dim = 8;
+    s.v_dim = 56;
+    tried.Run(device, random, s, options);
     tried.Check(device);
   }
 }

@@ -12,11 +12,12 @@ inline bool FewCases() { return std::getenv("LARIAT_FEW_CASES") != nullptr; }
 // Counts the cases of such a loop.
 class CaseCounter {
  public:
+  explicit CaseCounter(int every = 23) : every_(every) {}
   // Whether the next case is one to leave out.
-  bool LeaveOut() { return FewCases() && next_++ % 23 != 0; }
+  bool LeaveOut() { return FewCases() && next_++ % every_ != 0; }
 
  private:
-  int next_ = 0;
+  int every_, next_ = 0;
 };
 
 }  // namespace lariat::test

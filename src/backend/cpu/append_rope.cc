@@ -56,8 +56,6 @@ class Appender {
 
   // Bytes of the cache's rows from which they do not stay in a core's own caches.
   static constexpr std::int64_t kAheadBytes = std::int64_t{1} << 20;
-  // And from which they may as well go past all caches.
-  static constexpr std::int64_t kPastBytes = std::int64_t{16} << 20;
   static constexpr std::int64_t kLine = 64;
 
   // Whether rows are stored as they come, in whole lines: half a line past the caches costs more
@@ -66,8 +64,8 @@ class Appender {
     const auto whole = [](std::int64_t elements) {
       return elements * std::int64_t{sizeof(Out)} % kLine == 0;
     };
-    return std::is_same_v<In, Out> && row_bytes_[0] > 0 && whole(p_.k_dim) && whole(p_.v_dim) &&
-           p_.rotary_dim % (2 * kTile) == 0 && p_.position_sections == 1 &&
+    return kStoresPast && std::is_same_v<In, Out> && row_bytes_[0] > 0 && whole(p_.k_dim) &&
+           whole(p_.v_dim) && p_.rotary_dim % (2 * kTile) == 0 && p_.position_sections == 1 &&
            whole(p_.k_block_stride) && whole(p_.k_row_stride) && whole(p_.v_block_stride) &&
            whole(p_.v_row_stride) && whole(p_.v_cache_head_stride) &&
            (reinterpret_cast<std::uintptr_t>(p_.k_cache) |

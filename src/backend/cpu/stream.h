@@ -14,6 +14,15 @@
 
 namespace lariat::cpu {
 
+// Whether there are such stores.
+#if defined(__SSE2__)
+inline constexpr bool kStoresPast = true;
+#else
+inline constexpr bool kStoresPast = false;
+#endif
+// Bytes of a call from which they may as well go past all caches.
+inline constexpr std::int64_t kPastBytes = std::int64_t{16} << 20;
+
 // Copies bytes that do not overlap; past the caches where `past` says so and the machine can: to
 // addresses and in numbers that are multiples of 16.
 LARIAT_INLINE void StoreBytes(void* to, const void* from, std::size_t bytes, bool past) {

@@ -30,10 +30,10 @@
 // fetch what the kernel before is about to overwrite.
 // What is left at 65536 tokens is the order of the blocks: with the pool's blocks in ascending
 // order, or shuffled within 2 MiB, the same kernel reaches 97.6 % of a copy instead of 93.8 %, so
-// it is the number of pages in use at a time; a plain copy of rows to blocks in random order
-// reaches no more than 93.5 %. To give one multiprocessor the 16 tokens of a block does not help:
-// 139 us with blocks of 1024 threads, 137 (with q 405 to 411) where 256 threads take 16 tokens four
-// or two at a time, against 135 (401); from 8192 tokens down it is 3 to 20 % slower.
+// it is the number of pages in use at a time; a kernel that only copies as many rows to
+// blocks in that order takes as long. To give one multiprocessor the 16 tokens of a block does not
+// help: 139 us with blocks of 1024 threads, 137 (with q 405 to 411) where 256 threads take 16
+// tokens four or two at a time, against 135 (401); from 8192 tokens down it is 3 to 20 % slower.
 #include <algorithm>
 
 #include "backend/cuda/append_rope_args.cuh"

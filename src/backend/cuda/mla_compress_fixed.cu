@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // MlaCompress in one launch where the sizes are compiled in: the project's first shape, model_dim
 // 256, rank 48, 128 outputs of K and as many of V, in fp32, each weight in one piece. Same work as
-// mla_compress.cu, which any other small shape takes. From sm_90 on.
+// mla_compress.cu, which any other small shape takes. In code for sm_90 and later.
 //
 // A block owns three tokens: 384 tokens are 128 blocks. Each reads 98 kB of weights out of L2 (0.8
 // us at 64 bytes a clock) and makes 147 k multiply-adds (0.3 us); with the 0.6 us of a launch,
@@ -16,13 +16,13 @@
 // The down-product: a thread has four columns of every kSplits-th inner index, and a row's three
 // tokens lie side by side. The up-product: four columns of a quarter of the rank, then shuffles.
 //
-// Tried: weights straight to registers, 100 of them a thread (3.19 us, early 2.19: the loads of
-// hidden came back with the last of the weights), with w_up 16 bytes at a time (3.14, 2.19); one of
-// the two by bulk copies (3.0 to 3.1, 2.06 to 2.14); copies begun by one thread (2.93, 2.12),
-// barriers made by one (2.98, 2.02); copies to addresses that are multiples of 16 but not of 128
-// (3.7); hidden by bulk copies (early 2.3 and more); a cluster of two blocks that share six tokens
-// and halve the weights (3.5). Next: what is left are reads of shared memory, 8 clocks of a
-// multiprocessor for 12 multiply-adds of a warp.
+// Tried: weights straight to registers, 100 of them a thread (3.19 us, early 2.19 to 2.24: the
+// loads of hidden came back with the last of the weights), with w_up 16 bytes at a time
+// (3.14, 2.19); one of the two by bulk copies (3.0 to 3.1, 2.06 to 2.14); copies begun by one
+// thread (2.93, 2.12), barriers made by one (2.98, 2.02); copies to addresses that are multiples of
+// 16 but not of 128 (3.7); hidden by bulk copies (early 2.3 and more); a cluster of two blocks that
+// share six tokens and halve the weights (3.5). Next: what is left are reads of shared memory, 8
+// clocks of a multiprocessor for 12 multiply-adds of a warp.
 #include "backend/cuda/byte_barrier.cuh"
 #include "backend/cuda/dependent_launch.cuh"
 #include "backend/cuda/element.cuh"
@@ -45,7 +45,8 @@ constexpr int kQuarter = kRank / 4;                // of the rank, a thread's in
 static_assert(kOutputs == kThreads && kModelDim == kThreads);
 static_assert(kPieces * kPieceSteps * kSplits <= kModelDim &&
               (kPieces * kPieceSteps + 1) * kSplits >= kModelDim);
-static_assert(kSplits * kTokens * kRank <= (kPieces - 1) * kPieceRows * kRank);
+// Partial sums lie over rows that nobody reads behind the last piece's wait.
+static_assert(kSplits * kTokens <= (kPieces - 1) * kPieceSteps * kSplits);
 
 struct FixedArgs {
   const float *hidden, *w_down;

@@ -5,6 +5,8 @@
 #include <limits>
 #include <random>
 
+#include "backend/cuda/first_of_fastest.h"
+
 namespace lariat::cuda {
 namespace {
 
@@ -14,10 +16,6 @@ constexpr std::int64_t kMostElements = std::int64_t{1} << 40;  // no device has 
 constexpr int kLaunches = 8;                                   // of one replay
 constexpr int kReplays = 5;
 constexpr double kNever = std::numeric_limits<double>::infinity();
-// Ways that differ by less come out in another order in another run. Of two such, the one that
-// cuBLASLt put first was the faster one between other kernels (14.5 us instead of 15.7 for
-// MlaCompress of 64 tokens).
-constexpr double kFastEnough = 1.04;
 
 // Numbers of random sign and mantissa around 1, as 16-bit or 32-bit elements: products of equal
 // numbers would take less power and so less time.
@@ -130,7 +128,7 @@ double ProductTrial::Seconds(const Launch& way) {
   return best;
 }
 
-std::size_t ProductTrial::Fastest(const GemmParams& params, const std::vector<Launch>& ways) {
+std::size_t ProductTrial::Best(const GemmParams& params, const std::vector<Launch>& ways) {
   ProductTrial trial(params);
   if (ways.empty() || !trial.Open()) return 0;
   const std::vector<std::byte> first = trial.Result(ways[0]);
@@ -139,10 +137,7 @@ std::size_t ProductTrial::Fastest(const GemmParams& params, const std::vector<La
   for (std::size_t i = 1; i < ways.size(); ++i) {
     seconds.push_back(trial.Result(ways[i]) == first ? trial.Seconds(ways[i]) : kNever);
   }
-  const double enough = kFastEnough * *std::min_element(seconds.begin(), seconds.end());
-  const auto way =
-      std::find_if(seconds.begin(), seconds.end(), [&](double taken) { return taken <= enough; });
-  return static_cast<std::size_t>(way - seconds.begin());
+  return FirstOfFastest(seconds);
 }
 
 }  // namespace lariat::cuda

@@ -19,11 +19,11 @@ class ProductTrial {
   // Puts the product on a stream; false: it cannot.
   using Launch = std::function<bool(const GemmParams& params, cudaStream_t stream)>;
 
-  // Of the ways whose results begin and end with the same bits as those of way 0, the first that
-  // takes no more than 4 % longer than the fastest. Way 0 runs in any case, so that its code is
+  // Of the ways whose results begin and end with the same bits as those of way 0, the first of the
+  // fastest (first_of_fastest.h). Way 0 runs in any case, so that its code is
   // loaded; it is the answer where there is no room for the matrices, or anything fails.
   //   params: rows, widths, strides and batch; pointers are not used
-  static std::size_t Fastest(const GemmParams& params, const std::vector<Launch>& ways);
+  static std::size_t Best(const GemmParams& params, const std::vector<Launch>& ways);
 
  private:
   explicit ProductTrial(const GemmParams& params) : params_(params) {}

@@ -247,8 +247,8 @@ Status Products::Warmup(const GemmParams& params, void* workspace) {
           return Launch(p, proposal, workspace, stream) == CUBLAS_STATUS_SUCCESS;
         });
       }
-      const std::size_t fastest = ProductTrial::Fastest(bucket, ways);
-      algorithms_[key] = {.plain = false, .tried = true, .algorithm = (*proposals)[fastest]};
+      const std::size_t best = ProductTrial::Best(bucket, ways);
+      algorithms_[key] = {.plain = false, .tried = true, .algorithm = (*proposals)[best]};
     }
     if (bucket.rows >= params.rows) return {};
   }
