@@ -6,7 +6,7 @@
 
 #include "backend/cpu/vector.h"
 #if defined(__SSE2__)
-#include <emmintrin.h>
+#include <immintrin.h>
 #endif
 
 // Stores past the caches: a line that is written whole need not be read first, which is a third of
