@@ -16,9 +16,8 @@ class Appender {
       : p_(params),
         row_bytes_{RowBytes(params.k_dim, params.k_cache_head_stride),
                    RowBytes(params.v_dim, params.v_cache_head_stride)},
-        ahead_(params.num_tokens * (row_bytes_[0] + row_bytes_[1]) >= kAheadBytes),
-        past_caches_(WholeLines() &&
-                     params.num_tokens * (row_bytes_[0] + row_bytes_[1]) >= kPastBytes) {}
+        ahead_(StoredBytes() >= kAheadBytes),
+        past_caches_(StoredBytes() >= kPastBytes && WholeLines()) {}
 
   LARIAT_INLINE void Run(std::int64_t first, std::int64_t last) const {
     for (std::int64_t t = first; t < last; ++t) {
@@ -56,7 +55,9 @@ class Appender {
 
   // Bytes of the cache's rows from which they do not stay in a core's own caches.
   static constexpr std::int64_t kAheadBytes = std::int64_t{1} << 20;
-  static constexpr std::int64_t kLine = 64;
+
+  // Of rows whose heads lie side by side.
+  std::int64_t StoredBytes() const { return p_.num_tokens * (row_bytes_[0] + row_bytes_[1]); }
 
   // Whether rows are stored as they come, in whole lines: half a line past the caches costs more
   // than a whole one through them.

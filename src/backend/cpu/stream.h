@@ -20,6 +20,7 @@ inline constexpr bool kStoresPast = true;
 #else
 inline constexpr bool kStoresPast = false;
 #endif
+inline constexpr std::int64_t kLine = 64;  // bytes that caches keep together
 // Bytes of a call from which they may as well go past all caches.
 inline constexpr std::int64_t kPastBytes = std::int64_t{16} << 20;
 
@@ -48,7 +49,6 @@ LARIAT_INLINE void OrderStores() {
 
 // Asks for the lines of what will soon be read, or written.
 LARIAT_INLINE void FetchLines(const void* from, std::int64_t bytes, bool to_write) {
-  constexpr std::int64_t kLine = 64;
   const auto* const at = static_cast<const char*>(from);
   for (std::int64_t i = 0; i < bytes; i += kLine) {
     if (to_write) {
